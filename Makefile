@@ -107,7 +107,7 @@ reference: $(VENV)/.runtime
 	$(BIN)/python scripts/reference.py
 
 notebooks: $(VENV)/.dev
-	$(BIN)/python scripts/notebooks.py
+	$(BIN)/python scripts/pages.py notebooks
 
 course-models: $(VENV)/.runtime
 	$(BIN)/python scripts/pages.py models

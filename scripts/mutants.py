@@ -22,19 +22,18 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "mutants"
-COVERAGE, DURATIONS, REPORT = BUILD / "coverage", BUILD / "durations.json", BUILD / "report.json"
+COVERAGE, DURATIONS = BUILD / "coverage", BUILD / "durations.json"
 ROOMS = ("model", "objective", "generation", "training", "tasks", "run")
 FAST = "not slow and not system and not gpu and not browser and not real"
 PATIENCE = 600.0
@@ -44,25 +43,23 @@ MEMORY = 32 * 2**30
 LISTS = yaml.safe_load((ROOT / "scripts" / "mutants.yaml").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True)
-class Mutant:
+class Mutant(NamedTuple):
     """A file in which the bytes from `start` to `stop` become `text`, within the statement that begins at `statement`.
 
-    name: what scripts/mutants.yaml calls it, by the line and the change.
+    change: what scripts/mutants.yaml calls it, by the line and the change.
     """
 
-    path: str
+    path: Path
     line: int
     statement: int
-    kind: str
     start: int
     stop: int
     text: str
-    name: str
+    change: str
 
     @property
     def room(self) -> str:
-        return self.path.split("/")[1]
+        return self.path.parts[1]
 
     def apply(self, source: bytes) -> bytes:
         return source[: self.start] + self.text.encode() + source[self.stop :]
@@ -70,18 +67,17 @@ class Mutant:
 
 def find_mutants(path: Path) -> Iterator[Mutant]:
     """The mutants of a file: inside functions, without annotations, decorators, defaults, f-strings and messages."""
-    source = path.read_bytes()
+    source, name = path.read_bytes(), path.relative_to(ROOT)
     lines = source.splitlines(keepends=True)
     offsets = [0, *accumulate(map(len, lines))]
-    name = str(path.relative_to(ROOT))
-    for statement, kind, node, text in walk_changes(ast.parse(source), 0, inside=False):
+    for statement, node, text in walk_changes(ast.parse(source), 0, inside=False):
         start, stop = offsets[node.lineno - 1] + node.col_offset, offsets[node.end_lineno - 1] + node.end_col_offset
         line, before = lines[node.lineno - 1].decode().strip(), " ".join(source[start:stop].decode().split())
         change = f"{name}: {line}: {'all' if before == line else before} -> {text}"
-        yield Mutant(name, node.lineno, statement, kind, start, stop, text, change)
+        yield Mutant(name, node.lineno, statement, start, stop, text, change)
 
 
-def walk_changes(node: ast.AST, statement: int, inside: bool) -> Iterator[tuple[int, str, Any, str]]:
+def walk_changes(node: ast.AST, statement: int, inside: bool) -> Iterator[tuple[int, Any, str]]:
     """The line of the statement, and the changes, of a node and of those below it. inside: of a function."""
     if isinstance(node, ast.stmt):
         statement = node.lineno
@@ -101,39 +97,39 @@ def walk_changes(node: ast.AST, statement: int, inside: bool) -> Iterator[tuple[
         yield from walk_changes(child, statement, inside)
 
 
-def list_changes(node: Any) -> Iterator[tuple[str, Any, str]]:
-    """The changes of a node itself: the kind, and the node whose source becomes a text."""
+def list_changes(node: Any) -> Iterator[tuple[Any, str]]:
+    """The changes of a node itself: the node whose source becomes a text."""
     match node:
         case ast.Raise() | ast.AugAssign() | ast.Continue() | ast.Expr(value=ast.Call()):
-            yield "statement", node, "pass"
+            yield node, "pass"
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript(), *_]):
-            yield "statement", node, "pass"
+            yield node, "pass"
         case ast.Break():
-            yield "statement", node, "continue"
+            yield node, "continue"
         case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
-            yield "return", value, "None"
+            yield value, "None"
         case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
-            yield "condition", test, f"not ({ast.unparse(test)})"
+            yield test, f"not ({ast.unparse(test)})"
         case ast.comprehension(ifs=tests):
-            yield from (("condition", test, f"not ({ast.unparse(test)})") for test in tests)
+            yield from ((test, f"not ({ast.unparse(test)})") for test in tests)
         case ast.Compare(left=left, ops=operators, comparators=others):
             for i, operator in enumerate(operators):
                 other = [*operators[:i], swap(operator), *operators[i + 1 :]]
-                yield "comparison", node, f"({ast.unparse(ast.Compare(left, other, others))})"
+                yield node, f"({ast.unparse(ast.Compare(left, other, others))})"
         case ast.BoolOp(op=operator, values=values):
-            yield "and-or", node, f"({ast.unparse(ast.BoolOp(swap(operator), values))})"
+            yield node, f"({ast.unparse(ast.BoolOp(swap(operator), values))})"
         case ast.BinOp(left=left, op=operator, right=right) if type(operator).__name__ in LISTS["swaps"]:
             is_text = [isinstance(x, ast.JoinedStr) or isinstance(getattr(x, "value", 0), str) for x in (left, right)]
             if not any(is_text):
-                yield "arithmetic", node, f"({ast.unparse(ast.BinOp(left, swap(operator), right))})"
+                yield node, f"({ast.unparse(ast.BinOp(left, swap(operator), right))})"
         case ast.Constant(value=bool() as value):
-            yield "constant", node, str(not value)
+            yield node, str(not value)
         case ast.Constant(value=int() | float() as value):
-            yield "constant", node, repr(value + 1)
-            yield "constant", node, f"({value - 1!r})"
+            yield node, repr(value + 1)
+            yield node, f"({value - 1!r})"
         case ast.Call(func, [first, second, *others], keywords):
             if ast.Starred not in (type(first), type(second)) and ast.dump(first) != ast.dump(second):
-                yield "arguments", node, ast.unparse(ast.Call(func, [second, first, *others], keywords))
+                yield node, ast.unparse(ast.Call(func, [second, first, *others], keywords))
 
 
 def swap(operator: ast.AST) -> Any:
@@ -228,10 +224,9 @@ def try_sample(count: int, seed: int, rooms: tuple[str, ...], jobs: int) -> int:
     known = {entry["mutant"] for entry in LISTS["equivalent"]}
     paths = [path for room in rooms for path in sorted((ROOT / "lmtool" / room).rglob("*.py"))]
     every = [mutant for path in paths for mutant in find_mutants(path)]
-    sample = [mutant for mutant in random.Random(seed).sample(every, len(every)) if mutant.name not in known][:count]
+    sample = [mutant for mutant in random.Random(seed).sample(every, len(every)) if mutant.change not in known][:count]
     seconds: dict[str, float] = json.loads(DURATIONS.read_text())
     print(f"{len(sample)} of {len(every):,} mutants, seed {seed}", flush=True)
-    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary, ThreadPoolExecutor(jobs) as pool:
         copies = SimpleQueue[Path]()
         for number in range(jobs):
@@ -241,34 +236,26 @@ def try_sample(count: int, seed: int, rooms: tuple[str, ...], jobs: int) -> int:
             subprocess.run(["sh", "-c", f"{files} | xargs -0 cp --parents -t {folder}"], cwd=ROOT, check=True)
             copies.put(folder)
 
-        def run(mutant: Mutant, tests: list[str]) -> tuple[str, str]:
-            copy = copies.get()
+        def run(mutant: Mutant, tests: list[str]) -> str:
+            copy, begun = copies.get(), time.monotonic()
             try:
-                return try_mutant(mutant, tests, copy, sum(seconds[test] for test in tests))
+                how, last = try_mutant(mutant, tests, copy, sum(seconds[test] for test in tests))
             finally:
                 copies.put(copy)
+            took = f"{len(tests):5} tests {time.monotonic() - begun:4.0f} s"
+            print(f"{how:12} {took}  {mutant.line}: {mutant.change}  {last}", flush=True)
+            return how
 
-        first, tests = next(
-            (one, tests) for one, tests in zip(sample, list_tests(sample, seconds), strict=True) if tests
-        )
-        if (found := run(replace(first, stop=first.start, text=""), tests)) != ("survived", ""):
-            raise SystemExit(f"the tests fail without a mutant: {found}")
-
-        def report(mutant: Mutant, tests: list[str]) -> None:
-            begun = time.monotonic()
-            how, last = run(mutant, tests)
-            took = round(time.monotonic() - begun)
-            row = {"mutant": mutant.name, "line": mutant.line, "room": mutant.room, "kind": mutant.kind, "outcome": how}
-            rows.append({**row, "tests": len(tests), "seconds": took, "last": last})
-            print(f"{how:12} {len(tests):5} tests {took:4} s  {mutant.line}: {mutant.name}", flush=True)
-            REPORT.write_text(json.dumps(rows, indent=1))
-
-        list(pool.map(report, sample, list_tests(sample, seconds)))
+        cases = list(zip(sample, list_tests(sample, seconds), strict=True))
+        first, tests = next((one, tests) for one, tests in cases if tests)
+        if run(first._replace(stop=first.start, text="", change="nothing"), tests) != "survived":
+            raise SystemExit("the tests fail without a mutant")
+        outcomes = list(pool.map(run, *zip(*cases, strict=True)))
     for room in (*rooms, "all"):
-        outcomes = Counter(row["outcome"] for row in rows if room in (row["room"], "all"))
-        found = outcomes["killed"] + outcomes["hangs"]
-        print(f"{room:10} {found} of {outcomes.total()} found: {dict(outcomes)}")
-    return int(found < 0.9 * len(rows))
+        counts = Counter(how for mutant, how in zip(sample, outcomes, strict=True) if room in (mutant.room, "all"))
+        found = counts["killed"] + counts["hangs"]
+        print(f"{room:10} {found} of {counts.total()} found: {dict(counts)}")
+    return int(found < 0.9 * len(sample))
 
 
 def main() -> int:

