@@ -195,31 +195,25 @@ class Course:
         if found["commands"]:
             self.printed = []
             for command in split_commands(found["commands"]):
-                self._remove_outputs(command)
+                for option, value in pairwise(shlex.split(command.partition("\n")[0])):
+                    written = self.folder / value  # when it ran before
+                    if option in ("-o", "--html"):
+                        shutil.rmtree(written) if written.is_dir() else written.unlink(missing_ok=True)
                 self.printed += [line.rstrip() for line in run_command(command, self.folder).splitlines()]
         elif found["marker"]:
-            lines = "".join(f"{line}\n" for line in self._choose_lines(found["how"], found["which"]))
+            which = found["which"]
+            matching = (line for line in self.printed if re.search(which, line))
+            lines = self.printed[-int(which) :] if found["how"] == "last" else list(matching)
+            if not any(lines):
+                raise SystemExit(f"{found['marker']}: nothing is chosen of\n" + "\n".join(self.printed))
             took = f"{say_duration(found['takes'], monotonic() - self.begun)}\n\n" if self.topic else ""
-            return f"{found['marker']}\n```text\n{lines}```\n\n{took}"
+            return "\n".join([found["marker"], "```text", *lines, "```", "", took])
         elif found["name"]:
             picture = self._draw(found["part"], found["file"], found["shows"])
             self.pictures.mkdir(exist_ok=True)
             (self.pictures / f"{found['name']}.svg").write_text(to_svg_file(picture), encoding="utf-8")
             return f"{found['drawn']}\n![{found['shows']}](pictures/{found['name']}.svg)\n"
         return found[0]
-
-    def _remove_outputs(self, command: str) -> None:
-        """Remove what a command wrote when it ran before."""
-        for option, value in pairwise(shlex.split(command.partition("\n")[0])):
-            path = self.folder / value
-            if option in ("-o", "--html"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-    def _choose_lines(self, how: str, which: str) -> list[str]:
-        lines = self.printed[-int(which) :] if how == "last" else [x for x in self.printed if re.search(which, x)]
-        if not any(lines):
-            raise SystemExit(f"{how} {which}: nothing is chosen of\n" + "\n".join(self.printed))
-        return lines
 
     def _draw(self, part: str, file: str, shows: str) -> str:
         """A picture of a page, or the heat map of attention that was written as JSON."""

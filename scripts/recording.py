@@ -22,7 +22,7 @@ from itertools import groupby, pairwise
 from time import monotonic
 
 import pyte
-from pages import BUILD, DOCS, ROOT, environment
+from pages import BUILD, DOCS, copy_data, environment
 
 FOLDER = BUILD / "recording"
 COMMANDS = {
@@ -65,9 +65,7 @@ def record_terminal(command: str) -> Iterator[tuple[float, str]]:
 
 def record_all() -> list[tuple[float, str]]:
     """What the terminal is sent by the commands, one after the other, and when in the picture."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "data").unlink(missing_ok=True)
-    (FOLDER / "data").symlink_to(ROOT / "data")
+    copy_data(FOLDER)
     sent: list[tuple[float, str]] = []
     begin = 0.0
     for command, seconds in COMMANDS.items():
