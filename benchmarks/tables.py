@@ -6,9 +6,9 @@
 
 Tables are NAME.csv and NAME.test.csv of the folder, whose last column is the label. Each, or each draw of some rows of
 it, is given to `lmtool finetune` with no option but the seed, and with each of --options; `lmtool predict` writes what
-is measured. The peers are logistic regressions (ridge regressions for numbers) on tf-idf of words and pairs, and of these
-and of n-grams of up to 5 characters; with --from also on the vectors that `lmtool embed RUN` gives. Their penalty is
-chosen by cross-validation. Figures of draws are means.
+is measured. The peers are logistic regressions (ridge regressions for numbers) on tf-idf of words and pairs, and of
+these and of n-grams of up to 5 characters; with --from also on the vectors that `lmtool embed RUN` gives. Their penalty
+is chosen by cross-validation. Figures of draws are means.
 """
 
 import argparse
