@@ -131,7 +131,6 @@ class Models:
 
     def train(self) -> None:
         """Make the tables, and train what is missing. SystemExit where a command fails."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         copy_data(self.folder)
         for command in self.tables:
             run_command(command, self.folder)
