@@ -60,9 +60,6 @@ def cell(text: Any) -> str:
     return " ".join(re.sub(r"([|<\[*_])", r"\\\1", str(text)).split())
 
 
-# ---- commands
-
-
 def commands(command: Any = None, path: str = "lmtool") -> Iterator[str]:
     """A heading for each command, what it does, its arguments and options as `--help` groups them, and examples."""
     command = command or typer.main.get_command(app)
@@ -100,9 +97,6 @@ def option(parameter: Any, context: Any) -> str:
     return f"| {names} | {cell(parameter.help or '')}{told} |"
 
 
-# ---- exit codes
-
-
 def exit_codes() -> Iterator[str]:
     """The codes of `lmtool/errors.py`, and the words for programs."""
     yield from ("| exit code | error | what it means |", "|---|---|---|", "| 0 | | success |")
@@ -112,9 +106,6 @@ def exit_codes() -> Iterator[str]:
         yield f"| {kind.exit_code} | `{kind.__name__}` | {' '.join(what.split())} |"
     words = [word for union in get_args(errors.Code) for word in get_args(union) or [union]]
     yield from ("", "Words of `code` in the records of errors: " + ", ".join(f"`{word}`" for word in words) + ".", "")
-
-
-# ---- keys of recipes
 
 
 def keys() -> Iterator[str]:
@@ -195,9 +186,6 @@ def words(value: dict) -> str:
     return {"string": "text", "boolean": "`true`, `false`", "null": "none"}.get(value.get("type", ""), "mapping")
 
 
-# ---- recipes and their drawings
-
-
 def recipes() -> Iterator[str]:
     """A heading for each recipe, what it is, its parts, and its pictures."""
     for name in shipped_recipes():
@@ -233,9 +221,6 @@ def picture_files() -> dict[str, str]:
     return files
 
 
-# ---- Python
-
-
 def python() -> Iterator[str]:
     """The public names with their signatures and what they are, settings as tables."""
     yield from described(TrainedModel, "lmtool.api.TrainedModel")
@@ -250,7 +235,7 @@ def described(thing: Any, name: str) -> Iterator[str]:
         names = [field.name for field in fields(thing)] if is_dataclass(thing) else []
         yield from (*listed(inspect.getdoc(thing) or "", names), "")
         yield from (*table_of_fields(thing), "") if names else ()
-        for method, value in sorted(inspect.getmembers(thing), key=lambda one: one[0]):
+        for method, value in inspect.getmembers(thing):
             is_method = inspect.isroutine(value) or isinstance(value, property | cached_property)
             function = getattr(value, "fget", None) or getattr(value, "func", None) or value
             # what scikit-learn hands down to the estimators is on its own pages
@@ -358,14 +343,8 @@ def families() -> Iterator[str]:
         yield f"| {family.model_type} | {cell(about)} | {values} | {classes} | {stored.get(family.model_type, '')} |"
 
 
-MADE: dict[str, Callable[[], Iterator[str]]] = {
-    "commands": commands,
-    "exit codes": exit_codes,
-    "keys": keys,
-    "recipes": recipes,
-    "python": python,
-    "families": families,
-}
+PARTS = (commands, exit_codes, keys, recipes, python, families)
+MADE: dict[str, Callable[[], Iterator[str]]] = {part.__name__.replace("_", " "): part for part in PARTS}
 
 
 if __name__ == "__main__":
