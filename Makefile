@@ -19,7 +19,7 @@ SYSTEM = $(sort $(shell grep -rl --include='test_*.py' 'mark\.system' tests))
 # Files with properties of which the fast tests try fewer examples.
 EXAMPLES = $(sort $(shell grep -rl --include='test_*.py' 'import examples' tests))
 
-.PHONY: help quickstart test test-system test-slow test-browser test-real test-lmeval test-gpu test-faults test-crossings test-versions fuzz mutants release check data reference pictures notebooks course course-models gallery recording docs grade bench clean
+.PHONY: help quickstart test test-system test-slow test-browser test-real test-lmeval test-gpu test-faults test-crossings test-versions fuzz mutants release check data reference notebooks course course-models gallery recording docs grade bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
@@ -39,10 +39,9 @@ help:
 	@echo 'make check        the same as make test'
 	@echo 'make data         write the bundled texts again'
 	@echo 'make reference    write what the documentation has from the program again: commands, keys, recipes, Python'
-	@echo 'make pictures     train some small models, and draw the pictures of the documentation again'
 	@echo 'make notebooks    run the notebooks of docs/notebooks, and keep what they print and draw'
 	@echo 'make course-models  train the models behind docs/course.md, once, for up to 45 minutes'
-	@echo 'make course       run the commands of docs/course.md, and write what they print onto the page'
+	@echo 'make course       run the commands of docs/course.md, and write what they print and draw onto the page'
 	@echo 'make docs         build the site into build/site; build/site/index.html opens without a server'
 	@echo 'make gallery      run the commands of docs/gallery, and write what they print and draw onto its pages'
 	@echo 'make recording    record the terminal of the README, while a model is trained'
@@ -107,23 +106,20 @@ data: $(VENV)/.runtime
 reference: $(VENV)/.runtime
 	$(BIN)/python scripts/reference.py
 
-pictures: $(VENV)/.runtime
-	$(BIN)/python scripts/pictures.py
-
 notebooks: $(VENV)/.dev
-	$(BIN)/python scripts/notebooks.py
+	$(BIN)/python scripts/pages.py notebooks
 
 course-models: $(VENV)/.runtime
-	$(BIN)/python scripts/course_models.py
+	$(BIN)/python scripts/pages.py models
 
 course: course-models
-	$(BIN)/python scripts/course.py
+	$(BIN)/python scripts/pages.py course
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 gallery: course-models
-	$(BIN)/python scripts/gallery.py $(ONLY)
+	$(BIN)/python scripts/pages.py gallery $(ONLY)
 
 recording: $(VENV)/.docs
 	$(BIN)/python scripts/recording.py

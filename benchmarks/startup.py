@@ -40,15 +40,8 @@ def main() -> None:
     given = parser.parse_args()
     commands = dict(COMMANDS)
     if given.run:
-        commands["lmtool generate, one token"] = [
-            "-m",
-            "lmtool",
-            "generate",
-            "--run",
-            given.run,
-            "--max-new-tokens",
-            "1",
-        ]
+        one_token = ["--run", given.run, "--max-new-tokens", "1"]
+        commands["lmtool generate, one token"] = ["-m", "lmtool", "generate", *one_token]
     found = run_in_turns({name: partial(run, words) for name, words in commands.items()}, given.rounds, warm_up=1)
     print(f"{describe_machine()}; medians of {given.rounds} rounds")
     print_head("command", "seconds", "peak memory, MB")

@@ -1,24 +1,22 @@
 """`lmtool finetune TABLE` beside scikit-learn: accuracy, log loss and calibration error, on whole tables and draws.
 
-    python benchmarks/defaults.py fetch FOLDER
+    for name in genres opinions spam topics; do lmtool data get $name -o FOLDER; done
     python benchmarks/tables.py FOLDER [--rows 200 --draws 5] [--options "--from RUN" ...] [--from RUN]
     python benchmarks/tables.py FOLDER --of-class 16 --options "--from RUN" --from RUN
 
-Tables are FOLDER/tables/*.{train,test}.csv, whose last column is the label. Each, or each draw of some rows of it, is
-given to `lmtool finetune` with no option but the seed, and with each of --options; `lmtool predict` writes what is
-measured. The peers are logistic regressions (ridge regressions for numbers) on tf-idf of words and pairs, and of these
-and of n-grams of up to 5 characters; with --from also on the vectors that `lmtool embed RUN` gives. Their penalty is
-chosen by cross-validation. Figures of draws are means.
+Tables are NAME.csv and NAME.test.csv of the folder, whose last column is the label. Each, or each draw of some rows of
+it, is given to `lmtool finetune` with no option but the seed, and with each of --options; `lmtool predict` writes what
+is measured. The peers are logistic regressions (ridge regressions for numbers) on tf-idf of words and pairs, and of
+these and of n-grams of up to 5 characters; with --from also on the vectors that `lmtool embed RUN` gives. Their penalty
+is chosen by cross-validation. Figures of draws are means.
 """
 
 import argparse
 import csv
 import json
-import os
 import random
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from defaults import head, line
+from bench import options_of, print_head, print_row, run_lmtool
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -150,22 +148,11 @@ def lmtool(train: Rows, test: Rows, kind: str, options: Sequence[str], seed: int
         train.write(folder / "train.csv")
         Rows(test.header[:-1], [row[:-1] for row in test.cells]).write(folder / "test.csv")
 
-        def call(*arguments: str) -> None:
-            command = [sys.executable, "-m", "lmtool", *arguments]
-            print(shlex.join(command[2:]), file=sys.stderr, flush=True)
-            subprocess.run(
-                command,
-                check=True,
-                env=os.environ | {"LMTOOL_RUNS": f"{folder}/runs"},
-                capture_output=True,
-                text=True,
-                cwd=folder,
-            )
-
-        began = time.perf_counter()
-        call("finetune", "train.csv", *options, "-s", f"seed={seed}", "-o", "run")
+        began, runs = time.perf_counter(), f"{folder}/runs"
+        command = ["finetune", "train.csv", *options, "-s", f"seed={seed}", "-o", "run"]
+        run_lmtool(*command, folder=folder, LMTOOL_RUNS=runs)
         seconds = time.perf_counter() - began
-        call("predict", "run", "test.csv", "-o", "predicted.jsonl")
+        run_lmtool("predict", "run", "test.csv", "-o", "predicted.jsonl", folder=folder, LMTOOL_RUNS=runs)
         predicted = [json.loads(each) for each in (folder / "predicted.jsonl").read_text().splitlines()]
     if kind == "class":
         classes = [key.removeprefix("p_") for key in predicted[0] if key.startswith("p_")]
@@ -250,15 +237,15 @@ def of_vectors(run: str, train: Rows, test: Rows, kind: str) -> Scores:
     return scikit(fitted, measured, train, test, kind)
 
 
-def compare(folder: Path, given: argparse.Namespace) -> None:
+def compare(given: argparse.Namespace) -> None:
     contenders = {"no option": []} | {options: shlex.split(options) for options in given.options}
     peers = ["scikit-learn, words"] + ["scikit-learn, vectors"] * bool(given.base)
-    head("table", "rows", "labels", *peers, *contenders)
-    for path in sorted((folder / "tables").glob("*.train.csv")):
-        name = path.name.removesuffix(".train.csv")
+    print_head("table", "rows", "labels", *peers, *contenders)
+    for path in sorted(given.folder.glob("*.test.csv")):
+        name = path.name.removesuffix(".test.csv")
         if given.only and name not in given.only:
             continue
-        whole, test = Rows.read(path), Rows.read(path.with_name(f"{name}.test.csv"))
+        whole, test = Rows.read(path.with_name(f"{name}.csv")), Rows.read(path)
         kind = kind_of(whole.labels)
         seeds = range(1, given.draws + 1)
         draws = [whole.draw(given.rows, seed) for seed in seeds] if given.rows else [whole]
@@ -275,11 +262,11 @@ def compare(folder: Path, given: argparse.Namespace) -> None:
             print(name, seed, *(str(cell[-1]) for cell in cells), sep="  ", file=sys.stderr, flush=True)
         labels = f"{len(set(whole.labels))} classes" if kind == "class" else kind
         shown = [f"{mean(cell)} ({mean(cell).seconds:.0f} s)" for cell in cells]
-        line(name, f"{len(draws[0].cells):,}", labels, *shown)
+        print_row(name, f"{len(draws[0].cells):,}", labels, *shown)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these tables")
     parser.add_argument("--rows", type=int, metavar="N", help="draws of N rows instead of whole tables")
@@ -289,7 +276,7 @@ def main() -> None:
     parser.add_argument("--from", dest="base", metavar="RUN", help="whose vectors are a peer")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    compare(given.folder, given)
+    compare(given)
 
 
 if __name__ == "__main__":

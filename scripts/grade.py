@@ -9,16 +9,15 @@ the others the first input is shown on which it is not. The exit code is 0 when 
 """
 
 import copy
-import importlib.util
 import math
 import random
+import runpy
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,36 +29,34 @@ from tests.reference import decoding, masking, recurrent, tokenizers, transforme
 TRIALS = 20
 
 
-@dataclass(frozen=True)
-class Exercise:
+class Exercise(NamedTuple):
     """One function. inputs: arguments, drawn by a generator. expected: what it has to return for them.
 
     holds: in place of expected, whether what it returns is right.
     """
 
-    name: str
     inputs: Callable[[random.Random], tuple[Any, ...]]
     expected: Callable[..., Any] | None = None
     holds: Callable[..., bool] | None = None
 
-    def wrong(self, module: ModuleType) -> str | None:
-        """What is wrong with the function of a module, or None."""
-        function = getattr(module, self.name, None)
+    def find_mistake(self, function: Callable[..., Any] | None) -> str | None:
+        """What is wrong with a function, or None."""
         if function is None:
             return "is not there"
         draw = random.Random(1)
         for _ in range(TRIALS):
             given = self.inputs(draw)
+            call = f"({', '.join(map(shorten, given))})"
             try:
                 found = function(*copy.deepcopy(given))
             except NotImplementedError:
                 return "is not written yet"
             except Exception as error:
-                return f"{shown(given)} raises {type(error).__name__}: {error}"
+                return f"{call} raises {type(error).__name__}: {error}"
             if self.holds is not None and not self.holds(found, *given):
-                return f"{shown(given)} gives {short(found)}"
+                return f"{call} gives {shorten(found)}"
             if self.expected is not None and not same(found, wanted := self.expected(*given)):
-                return f"{shown(given)} gives {short(found)}, and should give {short(wanted)}"
+                return f"{call} gives {shorten(found)}, and should give {shorten(wanted)}"
         return None
 
 
@@ -75,11 +72,7 @@ def same(found: Any, wanted: Any) -> bool:
         return False
 
 
-def shown(given: tuple[Any, ...]) -> str:
-    return f"({', '.join(map(short, given))})"
-
-
-def short(value: Any) -> str:
+def shorten(value: Any) -> str:
     text = np.array2string(value, precision=3, separator=", ") if isinstance(value, np.ndarray) else repr(value)
     text = " ".join(text.split())
     return text if len(text) <= 160 else f"{text[:157]}..."
@@ -136,9 +129,7 @@ def remembers(bias: Any, d: int) -> bool:
         return False
     layer = lstm(np.zeros((4 * d, 1)), np.zeros((4 * d, d)), np.asarray(bias, float))
     cells = [layer.step(np.ones(1), [np.zeros(d), np.full(d, c)])[1] for c in (0.0, 1.0, -1.0)]
-    return bool(
-        np.all(np.abs(cells[0]) <= 1e-4) and np.all(np.abs(cells[1] - 1) <= 2e-4) and np.all(cells[2] < -0.9998)
-    )
+    return bool(np.allclose(cells, [np.zeros(d), np.ones(d), -np.ones(d)], rtol=0, atol=2e-4))
 
 
 @dataclass(frozen=True)
@@ -158,12 +149,7 @@ def model(draw: random.Random) -> Table:
     return Table(tuple(tuple(tuple(draw.gauss(0, 1.5) for _ in range(5)) for _ in range(5)) for _ in range(3)))
 
 
-def greedy(log_p: Table, end: int, longest: int) -> list[int]:
-    _, tokens = decoding.beam_search(log_p, [], k=1, max_new_tokens=longest, end_ids=[end])[0]
-    return tokens
-
-
-def beams(log_p: Table, end: int, longest: int, k: int) -> list[tuple[float, list[int]]]:
+def beams(log_p: Table, end: int, longest: int, k: int = 1) -> list[tuple[float, list[int]]]:
     return decoding.beam_search(log_p, [], k=k, max_new_tokens=longest, end_ids=[end])
 
 
@@ -189,85 +175,67 @@ def predicted(draw: random.Random) -> tuple[Any, ...]:
 
 
 ASSIGNMENTS = {
-    "bpe": [
-        Exercise("most_frequent_pair", lambda d: (pieces(d),), tokenizers.most_frequent_pair),
-        Exercise(
-            "merged",
-            lambda d: (d.choices("ab", k=d.randint(0, 7)), d.choice([("a", "a"), ("a", "b")])),
-            tokenizers.merged,
+    "bpe": {
+        "most_frequent_pair": Exercise(lambda d: (pieces(d),), tokenizers.most_frequent_pair),
+        "merged": Exercise(lambda d: (d.choices("ab", k=d.randint(0, 7)), ("a", d.choice("ab"))), tokenizers.merged),
+        "train": Exercise(lambda d: (words(d), d.randint(0, 12)), tokenizers.bpe_merges),
+        "encode": Exercise(
+            lambda d: ("".join(d.choices("abcd", k=6)), tokenizers.bpe_merges(words(d), 8)), tokenizers.bpe_pieces
         ),
-        Exercise("train", lambda d: (words(d), d.randint(0, 12)), tokenizers.bpe_merges),
-        Exercise(
-            "encode",
-            lambda d: ("".join(d.choices("abcd", k=6)), tokenizers.bpe_merges(words(d), 8)),
-            tokenizers.bpe_pieces,
-        ),
-    ],
-    "attention": [
-        Exercise(
-            "softmax",
-            lambda d: (array(d, 3, 4, scale=500),),
-            lambda x: np.array([transformer.softmax(row) for row in x]),
-        ),
-        Exercise("causal_mask", lambda d: (d.randint(1, 6),), lambda n: np.where(np.tri(n) > 0, 0.0, -np.inf)),
-        Exercise("attend", one_head, attended),
-        Exercise("multi_head", heads, self_attention),
-    ],
-    "lstm": [
-        Exercise("step", lambda d: cell(d, 0), lambda x, h, c, w, u, b: lstm(w, u, b).step(x, [h, c])),
-        Exercise("run", lambda d: cell(d, d.randint(1, 6)), lambda xs, w, u, b: np.array(lstm(w, u, b).run(xs)[0])),
-        Exercise("remembering_bias", lambda d: (d.randint(1, 5),), holds=remembers),
-    ],
-    "beam": [
-        Exercise("greedy", lambda d: (model(d), 0, d.randint(1, 8)), greedy),
-        Exercise("beam_search", lambda d: (model(d), 0, d.randint(1, 7), d.randint(1, 4)), beams),
-    ],
-    "nucleus": [
-        Exercise(
-            "probabilities",
+    },
+    "attention": {
+        "softmax": Exercise(lambda d: (array(d, 3, 4, scale=500),), lambda x: np.array([*map(transformer.softmax, x)])),
+        "causal_mask": Exercise(lambda d: (d.randint(1, 6),), lambda n: np.where(np.tri(n) > 0, 0.0, -np.inf)),
+        "attend": Exercise(one_head, attended),
+        "multi_head": Exercise(heads, self_attention),
+    },
+    "lstm": {
+        "step": Exercise(lambda d: cell(d, 0), lambda x, h, c, w, u, b: lstm(w, u, b).step(x, [h, c])),
+        "run": Exercise(lambda d: cell(d, d.randint(1, 6)), lambda xs, w, u, b: np.array(lstm(w, u, b).run(xs)[0])),
+        "remembering_bias": Exercise(lambda d: (d.randint(1, 5),), holds=remembers),
+    },
+    "beam": {
+        "greedy": Exercise(lambda d: (model(d), 0, d.randint(1, 8)), lambda *given: beams(*given)[0][1]),
+        "beam_search": Exercise(lambda d: (model(d), 0, d.randint(1, 7), d.randint(1, 4)), beams),
+    },
+    "nucleus": {
+        "probabilities": Exercise(
             lambda d: ([float(d.randint(-3, 3)) for _ in range(5)], d.choice([0, 0.5, 1, 2])),
             lambda scores, t: decoding.softmax(decoding.temperature(scores, t)),
         ),
-        Exercise("top_k", lambda d: (p := distribution(d), d.randint(1, len(p))), kept(decoding.top_k)),
-        Exercise("nucleus", lambda d: (distribution(d), d.uniform(0.05, 0.999)), kept(decoding.top_p)),
-        Exercise(
-            "draw", lambda d: (kept(decoding.top_k)(distribution(d), 3), d.uniform(0, 0.999)), decoding.inverse_cdf
+        "top_k": Exercise(lambda d: (p := distribution(d), d.randint(1, len(p))), kept(decoding.top_k)),
+        "nucleus": Exercise(lambda d: (distribution(d), d.uniform(0.05, 0.999)), kept(decoding.top_p)),
+        "draw": Exercise(
+            lambda d: (kept(decoding.top_k)(distribution(d), 3), d.uniform(0, 0.999)), decoding.inverse_cdf
         ),
-    ],
-    "masking": [
-        Exercise("corrupt", masks, masking.corrupted),
-        Exercise("loss", predicted, masking.loss),
-    ],
+    },
+    "masking": {
+        "corrupt": Exercise(masks, masking.corrupted),
+        "loss": Exercise(predicted, masking.loss),
+    },
 }
 
 
-def graded(path: Path) -> Iterator[tuple[str, str | None]]:
-    """The functions of an assignment, and what is wrong with each."""
-    spec = importlib.util.spec_from_file_location(f"assignment_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+def grade(path: Path) -> dict[str, str | None]:
+    """What is wrong with each function of an assignment."""
+    exercises = ASSIGNMENTS[path.stem]
     try:
-        spec.loader.exec_module(module)
+        functions = runpy.run_path(str(path))
     except Exception as error:
-        for exercise in ASSIGNMENTS[path.stem]:
-            yield exercise.name, f"{path} cannot be imported: {type(error).__name__}: {error}"
-        return
-    for exercise in ASSIGNMENTS[path.stem]:
-        yield exercise.name, exercise.wrong(module)
+        return dict.fromkeys(exercises, f"{path} cannot be imported: {type(error).__name__}: {error}")
+    return {name: exercise.find_mistake(functions.get(name)) for name, exercise in exercises.items()}
 
 
 def main(folder: str, *asked: str) -> int:
     paths = [path for name in asked or ASSIGNMENTS if (path := Path(folder) / f"{name}.py").is_file()]
     if not paths or len(paths) < len(asked):
         raise SystemExit(f"{folder}: no {' or '.join(f'{name}.py' for name in asked or ASSIGNMENTS)} there")
-    points, of = 0, 0
-    for path in paths:
-        for name, wrong in graded(path):
-            points, of = points + (wrong is None), of + 1
-            print(f"{'ok   ' if wrong is None else 'wrong'}  {path.stem}.{name}{'' if wrong is None else ': ' + wrong}")
-    print(f"{points} of {of} points")
-    return 0 if points == of else 1
+    mistakes = {f"{path.stem}.{name}": mistake for path in paths for name, mistake in grade(path).items()}
+    for name, mistake in mistakes.items():
+        print(f"ok     {name}" if mistake is None else f"wrong  {name}: {mistake}")
+    points = sum(mistake is None for mistake in mistakes.values())
+    print(f"{points} of {len(mistakes)} points")
+    return 0 if points == len(mistakes) else 1
 
 
 if __name__ == "__main__":

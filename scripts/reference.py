@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, cached_property
 from importlib import import_module
-from itertools import takewhile
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -36,6 +35,8 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = ("cli.md", "recipe.md", "python.md", "serve.md")
 PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 PICTURE = re.compile(r'<svg class="picture(?! narrow).*?</svg>', re.DOTALL)
+LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+"""Those of a key. Beyond 1e15 are those that all numbers have."""
 PAPER = re.compile(r" ?\(((?:[^()]*?[A-Z][^()]* )?\d{4}[^()]*|[^()]*\b(?:19|20)\d\d)\)")
 
 
@@ -43,12 +44,10 @@ def main() -> None:
     for name in PAGES:
         page = DOCS / name
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
-    made = drawings()
     for old in (DOCS / "pictures").glob("recipe-*.svg"):
-        if old.name not in made:
-            old.unlink()
-    for name, picture in made.items():
-        (DOCS / "pictures" / name).write_text(picture, encoding="utf-8")
+        old.unlink()
+    for picture, file in picture_files().items():
+        (DOCS / "pictures" / file).write_text(picture, encoding="utf-8")
 
 
 def filled(page: str) -> str:
@@ -59,9 +58,6 @@ def filled(page: str) -> str:
 def cell(text: Any) -> str:
     """A text as the cell of a table."""
     return " ".join(re.sub(r"([|<\[*_])", r"\\\1", str(text)).split())
-
-
-# ---- commands
 
 
 def commands(command: Any = None, path: str = "lmtool") -> Iterator[str]:
@@ -76,9 +72,8 @@ def commands(command: Any = None, path: str = "lmtool") -> Iterator[str]:
     panels: dict[str, list[str]] = {}
     for parameter in command.get_params(context):
         if parameter.name != "help":
-            panel = getattr(parameter, "rich_help_panel", None) or (
-                "Options" if parameter.opts[0][0] == "-" else "Arguments"
-            )
+            usual = "Options" if parameter.opts[0][0] == "-" else "Arguments"
+            panel = getattr(parameter, "rich_help_panel", None) or usual
             panels.setdefault(panel, []).append(option(parameter, context))
     for panel, rows in panels.items():
         yield from (f"| {panel} | |", "|---|---|", *rows, "")
@@ -87,28 +82,19 @@ def commands(command: Any = None, path: str = "lmtool") -> Iterator[str]:
 
 
 def option(parameter: Any, context: Any) -> str:
-    """A row of a table: names and what stands for the value, help with the default."""
+    """A row of a table: names and what stands for the value, help with the default where it does not tell it itself."""
     names, told = f"`{getattr(parameter, 'display_name_raw', '')}`", ""
     if parameter.param_type_name == "option":
         value = (parameter.display_type_rich(ctx=context) or "").strip("<>")
-        choices = value.replace("|", ", ")
         names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
-        if choices != value and value.islower():
-            told = f" One of {cell(choices)}."
+        if "|" in value and value.islower():
+            told = f" One of {cell(value.replace('|', ', '))}."
         else:
             names += f" {cell(value)}"
-    return f"| {names} | {cell(parameter.help or '')}{told}{default(parameter)} |"
-
-
-def default(parameter: Any) -> str:
-    """The default, where the help does not tell it in words."""
-    value = parameter.default
-    if not getattr(parameter, "show_default", False) or callable(value) or value in (None, False, (), [], ""):
-        return ""
-    return f" [default: {cell(getattr(value, 'value', value))}]"
-
-
-# ---- exit codes
+    default = parameter.default
+    if getattr(parameter, "show_default", False) and not callable(default) and default not in (None, False, (), [], ""):
+        told += f" [default: {cell(getattr(default, 'value', default))}]"
+    return f"| {names} | {cell(parameter.help or '')}{told} |"
 
 
 def exit_codes() -> Iterator[str]:
@@ -120,9 +106,6 @@ def exit_codes() -> Iterator[str]:
         yield f"| {kind.exit_code} | `{kind.__name__}` | {' '.join(what.split())} |"
     words = [word for union in get_args(errors.Code) for word in get_args(union) or [union]]
     yield from ("", "Words of `code` in the records of errors: " + ", ".join(f"`{word}`" for word in words) + ".", "")
-
-
-# ---- keys of recipes
 
 
 def keys() -> Iterator[str]:
@@ -140,39 +123,35 @@ def keys() -> Iterator[str]:
 def parts(path: str, value: dict, kinds: dict, told: set[str]) -> Iterator[str]:
     """The kinds that a key may have, and then the parts below it, each once."""
     for name in refers(value):
-        kind = kinds[name].get("properties", {}).get("kind", {}).get("const")
         if name in told:
             continue
         told.add(name)
+        properties = kinds[name].get("properties", {})
+        kind = properties.get("kind", {}).get("const")
         yield from (f"#### `{path}`{f' of kind `{kind}`' if kind else ''}", "", kinds[name].get("description", ""), "")
-        own = {key: one for key, one in kinds[name].get("properties", {}).items() if one.get("const") is None}
+        own = {key: one for key, one in properties.items() if one.get("const") is None}
         yield from table(own, kinds[name], path + ".") if own else ("No further keys.", "")
         for key, below in own.items():
             yield from parts(f"{path}.{key}", below, kinds, told)
 
 
-def refers(value: Any) -> list[str]:
+def refers(value: dict) -> list[str]:
     """The names of the parts that a schema names."""
-    branches = [value, *value.get("oneOf", []), *value.get("anyOf", [])]
-    branches += [value["items"]] if isinstance(value.get("items"), dict) else []
-    branches += [value["additionalProperties"]] if isinstance(value.get("additionalProperties"), dict) else []
-    return [branch["$ref"].rpartition("/")[2] for branch in branches if "$ref" in branch]
+    branches = [value, *value.get("oneOf", []), *value.get("anyOf", []), value.get("items")]
+    branches.append(value.get("additionalProperties"))
+    return [one["$ref"].rpartition("/")[2] for one in branches if isinstance(one, dict) and "$ref" in one]
 
 
 def table(properties: dict, schema: dict, path: str) -> Iterator[str]:
-    rows = []
+    rows = [("key", "type", "default", "meaning", "paper")]
     for key, value in properties.items():
         default = "*needed*" if key in schema.get("required", []) else code(value.get("default"))
         said = value.get("description", "")
         papers = "; ".join(PAPER.findall(said))
         rows.append((f"`{path}{key}`", words(value), default, cell(PAPER.sub("", said)), cell(papers)))
-    columns = 5 if any(row[4] for row in rows) else 4
-    yield from ('<div class="keys" markdown>', "")
-    yield "| " + " | ".join(("key", "type", "default", "meaning", "paper")[:columns]) + " |"
-    yield "|---" * columns + "|"
-    for row in rows:
-        yield "| " + " | ".join(row[:columns]) + " |"
-    yield from ("", "</div>", "")
+    columns = 5 if any(row[4] for row in rows[1:]) else 4
+    lines = ["| " + " | ".join(row[:columns]) + " |" for row in rows]
+    yield from ('<div class="keys" markdown>', "", lines[0], "|---" * columns + "|", *lines[1:], "", "</div>", "")
 
 
 def code(value: Any) -> str:
@@ -202,61 +181,44 @@ def words(value: dict) -> str:
         case "array":
             return f"list of {words(value['items'])}" if isinstance(value.get("items"), dict) else "list"
         case "integer" | "number" as kind:
-            return " ".join(["whole number" if kind == "integer" else "number", " and ".join(limits(value))]).strip()
+            limits = [f"{said} {value[limit]:g}" for limit, said in LIMITS.items() if value.get(limit, 1e15) < 1e15]
+            return " ".join(["whole number" if kind == "integer" else "number", " and ".join(limits)]).strip()
     return {"string": "text", "boolean": "`true`, `false`", "null": "none"}.get(value.get("type", ""), "mapping")
 
 
-def limits(value: dict) -> Iterator[str]:
-    """The limits of a number, but those that all numbers have."""
-    names = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    for limit, said in names.items():
-        if limit in value and value[limit] < 1e15:
-            yield f"{said} {value[limit]:g}"
-
-
-# ---- recipes and their drawings
-
-
 def recipes() -> Iterator[str]:
-    """A heading for each recipe, what it is, its parts, and the pictures that `drawings` has made of it."""
+    """A heading for each recipe, what it is, its parts, and its pictures."""
     for name in shipped_recipes():
-        recipe = load(name).recipe
-        drawn = drawing.draw_model(recipe, name)
-        yield from (f"### {name}", "", f"{recipe.description}. *{drawn.title.partition(': ')[2]}*", "")
-        lines = drawing.format_model_lines(drawn, 100)
-        tree = [str(line) for line in lines]
+        drawn = draw_recipe(name)
+        yield from (f"### {name}", "", f"{load(name).recipe.description}. *{drawn.title.partition(': ')[2]}*", "")
+        tree = [str(line) for line in drawing.format_model_lines(drawn, 100)]
         end = next((i for i, line in enumerate(tree) if line.startswith("FLOPs are")), len(tree) - 1)
         yield from ("<details markdown><summary>Drawing</summary>", "", "```text", *tree[2 : end + 1], "```", "")
-        yield from (f"![{title}](pictures/{picture_files()[picture]})" for title, picture in pictures()[name])
+        for picture in draw_pictures(name):
+            title = re.search(r'aria-label="([^"]*)"', picture)[1]
+            yield f"![{title}](pictures/{picture_files()[picture]})"
         yield from ("", "</details>", "")
 
 
-def drawings() -> dict[str, str]:
-    """The pictures of all recipes, by file."""
-    return {file: picture for picture, file in picture_files().items()}
+@cache
+def draw_recipe(name: str) -> Any:
+    return drawing.draw_model(load(name).recipe, name)
+
+
+@cache
+def draw_pictures(name: str) -> list[str]:
+    """The pictures on the page of a recipe."""
+    return [to_standalone_svg(picture) for picture in PICTURE.findall(drawing.render_model_page(draw_recipe(name)))]
 
 
 @cache
 def picture_files() -> dict[str, str]:
     """The file of each picture, named after the first recipe that has it."""
-    made: dict[str, str] = {}
-    for name, of_one in pictures().items():
-        for number, (_, picture) in enumerate(of_one):
-            made.setdefault(picture, f"recipe-{name}-{number}.svg")
-    return made
-
-
-@cache
-def pictures() -> dict[str, list[tuple[str, str]]]:
-    """What each picture of a recipe shows, and the picture, by the name of the recipe."""
-    pages = {name: drawing.render_model_page(drawing.draw_model(load(name).recipe, name)) for name in shipped_recipes()}
-    return {
-        name: [(re.search(r'aria-label="([^"]*)"', one)[1], to_standalone_svg(one)) for one in PICTURE.findall(page)]
-        for name, page in pages.items()
-    }
-
-
-# ---- Python
+    files: dict[str, str] = {}
+    for name in shipped_recipes():
+        for number, picture in enumerate(draw_pictures(name)):
+            files.setdefault(picture, f"recipe-{name}-{number}.svg")
+    return files
 
 
 def python() -> Iterator[str]:
@@ -273,7 +235,7 @@ def described(thing: Any, name: str) -> Iterator[str]:
         names = [field.name for field in fields(thing)] if is_dataclass(thing) else []
         yield from (*listed(inspect.getdoc(thing) or "", names), "")
         yield from (*table_of_fields(thing), "") if names else ()
-        for method, value in sorted(inspect.getmembers(thing), key=lambda one: one[0]):
+        for method, value in inspect.getmembers(thing):
             is_method = inspect.isroutine(value) or isinstance(value, property | cached_property)
             function = getattr(value, "fget", None) or getattr(value, "func", None) or value
             # what scikit-learn hands down to the estimators is on its own pages
@@ -291,55 +253,45 @@ def of_function(thing: Any) -> Iterator[str]:
     """
     function = getattr(thing, "fget", None) or getattr(thing, "func", None) or thing
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    returned = ast.unparse(node.returns) if node.returns else ""
+    line = f"{node.name}: {returned}"
     if function is thing:
-        parts = parameters(node.args)
+        parts, returned = parameters(node.args), f" -> {returned}" if returned else ""
         line = f"{node.name}({', '.join(parts)}){returned}"
         if len(line) > 100:
             line = f"{node.name}(\n{''.join(f'    {part},' + chr(10) for part in parts)}){returned}"
-    else:
-        line = f"{node.name}: {ast.unparse(node.returns)}"
     names = [one.arg for one in (*node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg) if one]
     yield from ("```py", line, "```", "", *listed(inspect.getdoc(function) or "", names), "")
 
 
 def parameters(arguments: ast.arguments) -> list[str]:
     """The parameters of a function as they are in the source, without the instance or class."""
-    needed: list[ast.expr | None] = [None] * (len(arguments.args) - len(arguments.defaults))
-    pairs = zip(arguments.args, needed + arguments.defaults, strict=True)
-    found = [with_default(*pair) for pair in pairs if pair[0].arg not in ("self", "cls")]
+    defaults = dict(zip(reversed(arguments.args), reversed(arguments.defaults), strict=False))
+    defaults |= dict(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
+
+    def shown(parameter: ast.arg) -> str:
+        """With its default, spaced as PEP 8 has it: `a=1`, `a: int = 1`."""
+        default, equals = defaults.get(parameter), " = " if parameter.annotation else "="
+        return ast.unparse(parameter) + (f"{equals}{ast.unparse(default)}" if default else "")
+
+    found = [shown(parameter) for parameter in arguments.args if parameter.arg not in ("self", "cls")]
     if arguments.vararg or arguments.kwonlyargs:
         found.append(f"*{ast.unparse(arguments.vararg)}" if arguments.vararg else "*")
-    found += map(with_default, arguments.kwonlyargs, arguments.kw_defaults)
+    found += map(shown, arguments.kwonlyargs)
     return [*found, *([f"**{ast.unparse(arguments.kwarg)}"] if arguments.kwarg else [])]
-
-
-def with_default(parameter: ast.arg, default: ast.expr | None) -> str:
-    """A parameter with its default, spaced as PEP 8 has it: `a=1`, `a: int = 1`."""
-    equals = " = " if parameter.annotation else "="
-    return ast.unparse(parameter) + (f"{equals}{ast.unparse(default)}" if default else "")
 
 
 def listed(docstring: str, names: list[str]) -> list[str]:
     """A docstring as Markdown: what it says of a parameter or field is an item of a list."""
+    one = "|".join(map(re.escape, names)) or "(?!)"
+    about = re.compile(rf"(?:^|(?<=[.;] ))((?:{one})(?:, (?:{one}))*)(?=: )")
     lines: list[str] = []
     for paragraph in docstring.split("\n\n"):
-        for sentence in split_at_names(" ".join(paragraph.split()), names):
+        text = about.sub(lambda found: f"\n- `{found[1].replace(', ', '`, `')}`", " ".join(paragraph.split()))
+        for sentence in filter(None, map(str.strip, text.split("\n"))):
             lines += [] if sentence.startswith("- ") and lines and lines[-1].startswith("- ") else [""]
             lines.append(sentence.replace("<", "&lt;"))
     return lines[1:]
-
-
-def split_at_names(paragraph: str, names: list[str]) -> Iterator[str]:
-    """The parts of a paragraph, of which those about parameters or fields begin as items of a list."""
-    one = "|".join(map(re.escape, names)) or "(?!)"
-    starts = list(re.finditer(rf"(?:^|(?<=[.;] ))((?:{one})(?:, (?:{one}))*): ", paragraph))
-    ends = [*(start.start() for start in starts), len(paragraph)]
-    if before := paragraph[: ends[0]].strip():
-        yield before
-    for start, end in zip(starts, ends[1:], strict=True):
-        about = ", ".join(f"`{name}`" for name in start[1].split(", "))
-        yield f"- {about}: {paragraph[start.end() : end].strip()}"
 
 
 def table_of_fields(kind: Any) -> Iterator[str]:
@@ -384,23 +336,15 @@ def families() -> Iterator[str]:
     stored = {family.model_type: family.architecture for family in GGUF_FAMILIES.values()}
     for family in sorted(FAMILIES.values(), key=lambda family: family.shape):
         text = Path(tables.__file__).with_name(f"{family.model_type}.yaml").read_text(encoding="utf-8")
-        about = " ".join(
-            line.removeprefix("#").strip() for line in takewhile(lambda line: line[0] == "#", text.splitlines())
-        )
+        about = re.sub("^# ?", "", re.match(r"(#.*\n)*", text)[0], flags=re.MULTILINE)
         fixed = {"shape": family.shape, **family.fixed}
         values = ", ".join(f"`{key}: {str(value).lower()}`" for key, value in fixed.items())
         classes = ", ".join(f"{family.class_prefix}{head.class_suffix}" for head in family.heads.values())
         yield f"| {family.model_type} | {cell(about)} | {values} | {classes} | {stored.get(family.model_type, '')} |"
 
 
-MADE: dict[str, Callable[[], Iterator[str]]] = {
-    "commands": commands,
-    "exit codes": exit_codes,
-    "keys": keys,
-    "recipes": recipes,
-    "python": python,
-    "families": families,
-}
+PARTS = (commands, exit_codes, keys, recipes, python, families)
+MADE: dict[str, Callable[[], Iterator[str]]] = {part.__name__.replace("_", " "): part for part in PARTS}
 
 
 if __name__ == "__main__":

@@ -5,13 +5,11 @@
 
 BASE: a commit, which the working tree is compared with. A scenario trains one model for a few steps, on a text or on a
 table; then every command is run on it, also those that do not suit it. What they print, losses and weights are compared
-bitwise, except for times and paths. Exits with 1 if anything differs.
+bitwise, except for times and paths. Exits with 1 if anything differs, and shows it.
 """
 
 import argparse
-import contextlib
 import hashlib
-import io
 import json
 import os
 import shlex
@@ -20,48 +18,38 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-
 CLOCKS_AND_PLACES = {
     *("seconds", "tokens_per_second", "megabytes_per_second", "started", "created", "ended", "pid", "environment"),
     *("command", "path", "run", "checkpoint", "bytes", "checkpoints", "fingerprints", "sha256", "base"),
 }
 """JSON keys whose values differ between runs, or are names that a version may change."""
-
 FEW = "-s training.device=cpu -s training.steps=20 -s evaluation.every=10 -s checkpoint.every=10 -q"
 ON_TABLE = "-s training.device=cpu --epochs 1 -s evaluation.every=4 -s checkpoint.every=4 -q"
-BEGIN = 'generate "One day" --run {run} --seed 1 --max-new-tokens 16'
-
+BEGIN = 'generate "One day" --run runs/made --seed 1 --max-new-tokens 16'
 ON_RUN = (
-    "runs show {run} --json",
+    "runs show runs/made --json",
     f"{BEGIN} --greedy --json -q",
     f"{BEGIN} -n 2 --temperature 0.9 --top-k 40 --top-p 0.95 --json -q",
     f"{BEGIN} --num-beams 3 --num-return 2 --json -q",
     f"{BEGIN} --greedy --precision int8 --show-probs -q",
-    'generate "One _ day" --run {run} --mask _ --by gibbs --rounds 2 --seed 1 --json -q',
-    "embed {run} lines.txt --layer 0 --pool mean -q",
-    "neighbors {run} the -k 4 --json -q",
-    "eval {run} {test} --json -q",
-    "eval {run} {test} -q",
-    "predict {run} {test} -q",
-    "resume {run} -s training.steps=+4 -q",
+    'generate "One _ day" --run runs/made --mask _ --by gibbs --rounds 2 --seed 1 --json -q',
+    "embed runs/made lines.txt --layer 0 --pool mean -q",
+    "neighbors runs/made the -k 4 --json -q",
+    "eval runs/made {test} --json -q",
+    "eval runs/made {test} -q",
+    "predict runs/made {test} -q",
+    "resume runs/made -s training.steps=+4 -q",
 )
-RECIPES = (
-    *(
-        "tiny",
-        "shakespeare-char",
-        "llama-tiny",
-        "longformer-tiny",
-        "bert-tiny",
-        "roberta-tiny",
-        "prefix-tiny",
-        "t5-tiny",
-    ),
-    *("elman", "gru", "lstm", "lstm-attention", "elmo-tiny", "ngram", "skipgram", "cbow", "glove", "ppmi"),
-)
+RECIPES = [
+    *("tiny", "shakespeare-char", "llama-tiny", "longformer-tiny", "bert-tiny", "roberta-tiny", "prefix-tiny"),
+    *("t5-tiny", "elman", "gru", "lstm", "lstm-attention", "elmo-tiny", "ngram", "skipgram", "cbow", "glove", "ppmi"),
+]
 TABLES = {
     "class": ("tiny", "reviews.csv --class-weights balanced"),
     "pairs of texts": ("bert-tiny", "nli.csv"),
@@ -77,17 +65,16 @@ TABLES |= {recipe: ("", f"pairs.tsv --recipe {recipe}") for recipe in ("seq2seq"
 """The base that is fine-tuned, if any, and the table with options."""
 
 
-def commands(name: str) -> list[str]:
-    """Those of a scenario."""
-    if name in RECIPES:
-        train, test = [f"pretrain text.txt --recipe {name} -o runs/made {FEW}"], "valid.txt"
+def list_commands(scenario: str) -> list[str]:
+    if scenario in RECIPES:
+        train, test = [f"pretrain text.txt --recipe {scenario} -o runs/made {FEW}"], "valid.txt"
     else:
-        recipe, arguments = TABLES[name]
+        recipe, arguments = TABLES[scenario]
         train = [f"pretrain text.txt --recipe {recipe} -o runs/base {FEW}"] if recipe else []
         train += [f"finetune {arguments} -o runs/made {ON_TABLE}{' --from runs/base' if recipe else ''}"]
         test = next(word for word in arguments.split() if "." in word).replace("nli:nli.csv:2", "nli.csv --task nli")
         test = test.replace(".csv", ".test.csv").replace(".tsv", ".test.tsv")
-    return [*train, *(command.format(run="runs/made", test=test) for command in ON_RUN)]
+    return [*train, *(command.format(test=test) for command in ON_RUN)]
 
 
 def write_inputs(folder: Path) -> None:
@@ -111,79 +98,63 @@ def write_inputs(folder: Path) -> None:
         write(f"pairs{part}.tsv", f"translation{part}.tsv", n)
 
 
-def run_scenario(name: str) -> dict[str, Any]:
-    """The results of the commands of a scenario, in this process and folder, with the imported lmtool."""
+def print_results(scenario: str) -> None:
+    """Run the commands of a scenario with the imported lmtool, in this folder, and print all that is compared."""
     from lmtool.cli import main
 
-    found: dict[str, Any] = {}
-    for command in commands(name):
+    for command in list_commands(scenario):
         sys.argv = ["lmtool", *shlex.split(command)]
-        out, err = io.StringIO(), io.StringIO()
         code: Any = 0
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
             try:
                 main()
             except SystemExit as end:
                 code = end.code or 0
-        printed = out.getvalue()
-        lines = [printed] if printed.startswith("{\n") else printed.splitlines()
         if code and command.startswith(("pretrain", "finetune")):
-            sys.exit(f"{name}: {command} ended with {code}: {err.getvalue()}")
-        found[command] = {"code": code, "out": [comparable(line) for line in lines]}
-        found[command]["error"] = err.getvalue().splitlines() if code else []
+            sys.exit(f"{scenario}: {command} ended with {code}: {err.getvalue()}")
+        print(f"{scenario}: {command}: exit code {code}", *comparable_lines(out.getvalue()), sep="\n")
+        if code:
+            print(err.getvalue())
     for run in sorted(Path("runs").iterdir()):
-        found |= {f"{run}: {what}": value for what, value in made(run)}
-    return found
+        for name in ("metrics.jsonl", "samples.jsonl", "metrics.json"):
+            if (path := run / name).exists():
+                print(f"{scenario}: {path}", *comparable_lines(path.read_text(encoding="utf-8")), sep="\n")
+        for path in sorted((run / "checkpoints").glob("step-*"))[-1:]:
+            for file in sorted(path.glob("*.safetensors")):
+                print(f"{scenario}: {file}", *hash_tensors(file), sep="\n")
 
 
-def comparable(line: str) -> Any:
-    """A line without what differs between runs."""
-    try:
-        return json.loads(line, object_hook=lambda one: {k: v for k, v in one.items() if k not in CLOCKS_AND_PLACES})
-    except ValueError:
-        return line.replace(os.getcwd(), ".")
+def comparable_lines(text: str) -> Iterator[str]:
+    """The lines of a text without what differs between runs. One that is JSON as a whole is one line."""
+    for line in [text] if text.startswith("{\n") else text.splitlines():
+        try:
+            kept = json.loads(line, object_hook=lambda x: {k: v for k, v in x.items() if k not in CLOCKS_AND_PLACES})
+            yield from json.dumps(kept, indent=1, sort_keys=True).splitlines()
+        except ValueError:
+            yield line.replace(os.getcwd(), ".")
 
 
-def made(run: Path) -> Iterator[tuple[str, Any]]:
-    """Losses, samples, results, and the weights of the last checkpoint of a run, whatever their names."""
-    for name in ("metrics.jsonl", "samples.jsonl", "metrics.json"):
-        if (path := run / name).exists():
-            text = path.read_text(encoding="utf-8")
-            yield name, comparable(text) if name == "metrics.json" else [comparable(line) for line in text.splitlines()]
-    for path in sorted((run / "checkpoints").glob("step-*"))[-1:]:
-        for file in sorted(path.glob("*.safetensors")):
-            raw = file.read_bytes()
-            begin = 8 + int.from_bytes(raw[:8], "little")
-            spans = [tensor["data_offsets"] for tensor in json.loads(raw[8:begin]).values() if "data_offsets" in tensor]
-            yield file.name, sorted(hashlib.sha256(raw[begin + a : begin + b]).hexdigest() for a, b in spans)
+def hash_tensors(file: Path) -> list[str]:
+    """The digests of the tensors of a file, whatever their names."""
+    raw = file.read_bytes()
+    begin = 8 + int.from_bytes(raw[:8], "little")
+    spans = [tensor["data_offsets"] for tensor in json.loads(raw[8:begin]).values() if "data_offsets" in tensor]
+    return sorted(hashlib.sha256(raw[begin + a : begin + b]).hexdigest() for a, b in spans)
 
 
-def record(source: Path, names: list[str]) -> dict[str, Any]:
-    """The results of the lmtool in `source`, by scenario."""
+def record(source: Path, names: list[str]) -> str:
+    """The results of the lmtool in `source`, one scenario after the other."""
     env = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
-    def ask(name: str) -> Any:
+    def ask(name: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
             write_inputs(Path(folder))
             own = env | {"LMTOOL_CACHE": f"{folder}/cache", "LMTOOL_RUNS": f"{folder}/runs"}
             command = [sys.executable, str(Path(__file__).resolve()), "--scenario", name]
-            done = subprocess.run(command, cwd=folder, env=own, stdout=subprocess.PIPE, text=True, check=True)
-            return json.loads(done.stdout)
+            return subprocess.run(command, cwd=folder, env=own, stdout=subprocess.PIPE, text=True, check=True).stdout
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(names, pool.map(ask, names), strict=True))
-
-
-def differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
-    """The differences of two nested values."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for key in dict.fromkeys([*before, *after]):
-            yield from differences(before.get(key), after.get(key), f"{where} > {key}")
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for i, pair in enumerate(zip(before, after, strict=True)):
-            yield from differences(*pair, f"{where}[{i}]")
-    elif before != after:
-        yield f"{where.removeprefix(' > ')}\n    - {before!s:.300}\n    + {after!s:.300}"
+        return "".join(pool.map(ask, names))
 
 
 def main() -> None:
@@ -194,7 +165,7 @@ def main() -> None:
     parser.add_argument("--scenario", choices=scenarios, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.scenario:
-        print(json.dumps(run_scenario(options.scenario)))
+        print_results(options.scenario)
         return
     names = options.only or scenarios
     with tempfile.TemporaryDirectory() as folder:
@@ -203,9 +174,12 @@ def main() -> None:
             before = record(Path(folder), names)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", folder], cwd=ROOT, check=True)
-    found = list(differences(before, record(ROOT, names)))
-    print(*found, f"{len(names)} scenarios: {f'{len(found)} differences' if found else 'bitwise equal'}", sep="\n")
-    sys.exit(bool(found))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, results in (("before", before), ("after", record(ROOT, names))):
+            Path(folder, name).write_text(results, encoding="utf-8")
+        differs = subprocess.run(["git", "--no-pager", "diff", "--no-index", "before", "after"], cwd=folder).returncode
+    print(f"{len(names)} scenarios: {'they differ' if differs else 'bitwise equal'}")
+    sys.exit(differs)
 
 
 if __name__ == "__main__":

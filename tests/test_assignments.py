@@ -47,7 +47,7 @@ def test_each_assignment_has_a_stub_a_solution_and_a_place_on_the_page(grade: Mo
     for name, exercises in grade.ASSIGNMENTS.items():
         row = re.search(rf"^\| \[`{name}.py`\].* \| (.*) \|$", page, flags=re.MULTILINE)
         assert row is not None
-        assert row[1].split(", ") == [exercise.name for exercise in exercises]
+        assert row[1].split(", ") == [*exercises]
 
 
 def test_stubs_get_no_point(grade: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,14 +71,14 @@ def test_mistakes_are_found(
     assert source.count(right) == 1
     path = tmp_path / f"{name}.py"
     path.write_text(source.replace(right, wrong), encoding="utf-8")
-    found = dict(grade.graded(path))
+    found = grade.grade(path)
     assert found[function] is not None
     assert " gives " in found[function] or " raises " in found[function]
 
 
 def test_a_file_that_cannot_be_imported_is_wrong(grade: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "lstm.py").write_text("def step(:\n", encoding="utf-8")
-    assert all("SyntaxError" in wrong for _, wrong in grade.graded(tmp_path / "lstm.py"))
+    assert all("SyntaxError" in wrong for wrong in grade.grade(tmp_path / "lstm.py").values())
     with pytest.raises(SystemExit, match=r"no beam.py there"):
         grade.main(str(tmp_path), "beam")
 

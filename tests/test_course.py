@@ -82,7 +82,7 @@ def test_rows_stand_nowhere_else() -> None:
 def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the commands of a page, or of some of its topics, in a fresh folder."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from course import Course  # here, as only now its folder is on the path
+    from pages import Course  # here, as only now its folder is on the path
 
     return lambda page, *topics: Course(tmp_path / "course", tmp_path / "pictures", list(topics)).run(page)
 
@@ -130,31 +130,30 @@ def test_a_command_that_fails_ends_the_course(course: Any, page: str, words: str
 
 def test_a_course_that_failed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import course
+    import pages
 
     topics = "".join(
         f"### {name}\n```sh\n{command}\n```\n<!-- output: last 1 -->\n"
         for name, command in (("One", "echo 1 | tee one"), ("Two", "cat two"), ("Three", "cat one"))
     )
-    page = tmp_path / "page.md"
+    page = tmp_path / "course.md"
     page.write_text(topics)
-    monkeypatch.setattr(course, "PAGE", page)
-    monkeypatch.setattr(course, "LECTURES", tmp_path / "lectures.md")
-    course.LECTURES.write_text("| Slide | [One](course.md#one) | |\n")
-    monkeypatch.setattr(course, "FOLDER", tmp_path / "course")
+    (tmp_path / "teaching.md").write_text("| Slide | [One](course.md#one) | |\n")
+    monkeypatch.setattr(pages, "DOCS", tmp_path)
+    monkeypatch.setattr(pages, "BUILD", tmp_path)
     with pytest.raises(SystemExit, match="cat two: exit code 1"):
-        course.main([])
+        pages.main(["course"])
     assert page.read_text().count("```text\n1\n```") == 1, "what was run is written"
     page.write_text(page.read_text().replace("cat two", "echo 2"))
-    course.main(["--from", "Two"])
+    pages.main(["course", "--from", "Two"])
     assert re.findall(r"^```text\n(.*)\n```$", page.read_text(), flags=re.MULTILINE) == ["1", "2", "1"]
     with pytest.raises(SystemExit, match="Four: no such topic; there are: One, Two, Three"):
-        course.main(["--from", "Four"])
+        pages.main(["course", "--from", "Four"])
 
 
 def test_minutes_of_lectures_are_those_of_their_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from course import with_minutes
+    from pages import with_minutes
 
     page = "### A and [B]\nTakes about 30 seconds.\n### C\nTakes about 2 minutes.\n### D\n"
     a, c = "[A](course.md#a-and-b)", "[C](course.md#c)"
@@ -189,7 +188,7 @@ def test_contents_name_each_topic_in_its_chapter_with_a_command() -> None:
 
 @pytest.mark.slow
 def test_the_commands_run_in_a_fresh_folder(course: Any, tmp_path: Path) -> None:
-    from course_models import Models
+    from pages import Models
 
     models = Models(tmp_path / "models", PAGE, "training.steps=2", "evaluation.every=2", "schedule.warmup_steps=1")
     models.train()

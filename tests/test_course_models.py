@@ -1,4 +1,4 @@
-"""scripts/course_models.py: each model behind the topics is trained once, and again where it depends on a change."""
+"""scripts/pages.py models: each model behind the topics is trained once, and again where it depends on a change."""
 
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,23 @@ COMMANDS = ["head data/stories.txt > few.txt", "train few.txt -o runs/a", "train
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The commands that were run; one that trains leaves a checkpoint."""
+    """The commands that were run; one that trains leaves a run."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import course_models
+    import pages
 
     commands: list[str] = []
 
-    def run(models: Any, command: str) -> None:
+    def run(command: str, folder: Path, **variables: str) -> None:
         commands.append(command)
         if "runs/" in command:
-            checkpoint = models.folder / "runs" / command.rpartition("runs/")[2].split()[0] / "checkpoints" / "step-1"
-            checkpoint.mkdir(parents=True, exist_ok=True)
-            (checkpoint / "MANIFEST.json").write_text("{}")
+            (folder / "runs" / command.rpartition("runs/")[2].split()[0]).mkdir(parents=True)
 
-    monkeypatch.setattr(course_models.Models, "_run", run)
+    monkeypatch.setattr(pages, "run_command", run)
     return commands
 
 
 def models(folder: Path, commands: list[str], *settings: str) -> Any:
-    from course_models import CHAPTER, Models
+    from pages import CHAPTER, Models
 
     return Models(folder, f"{CHAPTER}\n\n```sh\n" + "\n".join(commands) + "\n```\n", *settings)
 
@@ -59,23 +57,20 @@ def test_a_changed_command_trains_all_that_begin_with_it(tmp_path: Path, ran: li
     assert ran == [other[0], other[2]]
 
 
-def test_a_model_that_was_interrupted_is_resumed(tmp_path: Path, ran: list[str]) -> None:
+def test_a_model_that_was_interrupted_is_trained_anew(tmp_path: Path, ran: list[str]) -> None:
     models(tmp_path, COMMANDS).train()
-    (tmp_path / "b.done").rename(tmp_path / "b.begun")
-    ran.clear()
-    models(tmp_path, COMMANDS).train()
-    assert ran == [COMMANDS[0], "lmtool resume runs/b -q"]
-    (tmp_path / "b.done").rename(tmp_path / "b.begun")
-    (tmp_path / "b.begun").write_text("of another command")
+    (tmp_path / "b.done").unlink()
+    (tmp_path / "runs" / "b" / "left").touch()
     ran.clear()
     models(tmp_path, COMMANDS, "training.steps=2").train()
     assert ran == [COMMANDS[0], f"{COMMANDS[2]} -s training.steps=2"]
+    assert not [*tmp_path.glob("runs/b/left")], "nothing of it is left"
 
 
-def test_the_models_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_models_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from course_models import commands_of
+    from pages import Models
 
-    _, found = commands_of(PAGE)
+    found = Models(tmp_path, PAGE).models
     assert {model.name for model in found} >= {"gpt", "bert", "t5", "elmo", "luong", "translator"}
     assert [need.name for model in found if model.name == "long" for need in model.needs] == ["short"]

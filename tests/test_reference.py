@@ -32,7 +32,7 @@ def test_the_reference_is_of_the_program(reference: ModuleType) -> None:
 
 def test_the_pictures_of_recipes_are_of_the_program(reference: ModuleType) -> None:
     pictures = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "pictures").glob("recipe-*.svg")}
-    assert pictures == reference.drawings(), HINT
+    assert pictures == {file: picture for picture, file in reference.picture_files().items()}, HINT
 
 
 def test_what_is_generated_is_nowhere_made_by_the_site(reference: ModuleType) -> None:

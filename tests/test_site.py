@@ -121,9 +121,9 @@ def test_the_four_parts_have_no_more_pages_than_a_reader_can_overlook() -> None:
 
 @pytest.fixture
 def hooks(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of scripts/site."""
+    """What MkDocs calls while it builds the site."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "site"))
-    return __import__
+    return __import__("hooks")
 
 
 COURSE = """# The course
@@ -140,14 +140,13 @@ Words.
 
 
 def test_the_course_becomes_chapters(hooks: Any) -> None:
-    chapters = hooks("chapters")
     names = ["One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten"]
     contents = COURSE + "".join(f"| **{n}. {name}** | | |\n" for n, name in enumerate(names[1:], 2))
     text = contents
     for number, name in enumerate(names, 1):
         text += f"\n## {number}. {name}\n\n### {'ABCDEFGHIJ'[number - 1]}\nText {number}.\n"
     text += "\n## Models behind the topics\n\nModels.\n"
-    pages = chapters.pages(text)
+    pages = hooks.split_course(text)
     assert list(pages) == [f"course-{number}.md" for number in range(1, 9)]
     assert pages["course-1.md"].startswith(
         '---\n{"description": "A"}\n---\n# The course, 1: One\n\nWords.\n\n\n| question |'
@@ -158,8 +157,8 @@ def test_the_course_becomes_chapters(hooks: Any) -> None:
     assert "\n# The course, 3: Three, four\n" in pages["course-3.md"]
     assert "## Four" in pages["course-3.md"]
     assert "### D\nText 4." in pages["course-3.md"]
-    assert chapters.ANCHORS["j"] == "course-6.md"
-    assert chapters.ANCHORS["10-ten"] == "course-6.md"
+    assert hooks.ANCHORS["j"] == "course-6.md"
+    assert hooks.ANCHORS["10-ten"] == "course-6.md"
 
 
 @pytest.mark.parametrize(
@@ -181,16 +180,16 @@ def test_the_course_becomes_chapters(hooks: Any) -> None:
     ],
 )
 def test_links_lead_to_pages_of_the_site(hooks: Any, source: str, link: str, led: str) -> None:
-    hooks("chapters").pages((ROOT / "docs" / "course.md").read_text(encoding="utf-8"))
-    assert hooks("links").led(link, source, "https://x") == led
+    hooks.split_course((ROOT / "docs" / "course.md").read_text(encoding="utf-8"))
+    assert hooks.with_links(link, source, "https://x") == led
 
 
 def test_without_a_repository_its_files_are_no_links(hooks: Any) -> None:
-    assert hooks("links").led("[`a`](../lmtool/a.py) and [b](eval.md)", "runs.md", "") == "`a` and [b](eval.md)"
+    assert hooks.with_links("[`a`](../lmtool/a.py) and [b](eval.md)", "runs.md", "") == "`a` and [b](eval.md)"
 
 
 def test_a_command_and_its_output_are_tabs(hooks: Any) -> None:
-    tabbed = hooks("tabs").tabbed
+    tabbed = hooks.with_tabs
     page = "```sh\nls\n\nls\n```\n<!-- output: last 2 -->\n```text\na\n```\n\nText.\n"
     command = '===! "Command"\n\n    ```sh\n    ls\n\n    ls\n    ```\n\n'
     assert tabbed(page) == command + '=== "Output"\n\n    ```text\n    a\n    ```\n\n\n\nText.\n'
@@ -201,7 +200,7 @@ def test_a_command_and_its_output_are_tabs(hooks: Any) -> None:
 
 def test_formulas_become_mathml(hooks: Any) -> None:
     pytest.importorskip("latex2mathml", reason="needs latex2mathml: pip install -e '.[docs]'")
-    rendered = hooks("formulas").rendered
+    rendered = hooks.with_formulas
     drawn = rendered(
         r'<p>a <span class="arithmatex">\(x_1 &lt; y\)</span> <pre class="arithmatex">\[\sum_t p_t\]</pre></p>'
     )

@@ -44,7 +44,7 @@ class PackagedDataSet(JsonModel):
     what, size, licence, reads: for people; `reads` is the command that trains on it.
     package: its key. files: pattern of the members; made: key of the function in `extraction.DATASET_BUILDERS`.
     sha256: of each file, by name.
-    references: the figure of each recipe on its test part, measured by `benchmarks/references.py`.
+    references: the figure of each recipe on its test part, measured by `data/make/references.py`.
     """
 
     kind: Literal["text", "table", "tasks"]

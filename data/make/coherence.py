@@ -1,23 +1,18 @@
 """The share of coherent stories of a model: those that the generator of the training text could have produced.
 
-    python benchmarks/coherence.py [RUN] [--stories 200] [--temperatures 0.5 0.8] [--top-k 40] [--show]
+    python data/make/coherence.py [RUN] [--stories 200] [--temperatures 0.5 0.8] [--top-k 40] [--show]
 
 A story is coherent when the generator has a derivation of it, to the last word: whose coat it is, who is still owed how
 much, whose watch it was. A single wrong name is a failure. For runs trained on data/stories.txt.
 """
 
-import sys
-from pathlib import Path
-
-from bench import options_of, print_head, print_row
-
-from lmtool.generation import generate as generating
-from lmtool.generation.params import SamplingParams
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "make"))
+import argparse
 
 from choice import derivations
 from stories import story
+
+from lmtool.generation import generate as generating
+from lmtool.generation.params import SamplingParams
 
 
 def holds(text: str) -> bool:
@@ -29,7 +24,7 @@ def holds(text: str) -> bool:
 
 
 def main() -> None:
-    parser = options_of(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", default="last", metavar="RUN")
     parser.add_argument("--stories", type=int, default=200, metavar="N", help="at each temperature")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 0.8], metavar="T")
@@ -37,12 +32,12 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="print the incoherent stories")
     given = parser.parse_args()
     model = generating.TextGenerator.open(given.run)
-    print_head("temperature", "stories", "coherent")
+    print("| temperature | stories | coherent |\n|---|---|---|")
     for temperature in given.temperatures:
         settings = SamplingParams(temperature=temperature, top_k=given.top_k, max_new_tokens=500)
         texts = model.complete("", settings, n=given.stories)
         broken = [text for text in texts if not holds(text)]
-        print_row(f"{temperature:g}", f"{len(texts)}", f"{1 - len(broken) / len(texts):.0%}")
+        print(f"| {temperature:g} | {len(texts)} | {1 - len(broken) / len(texts):.0%} |", flush=True)
         if given.show:
             print(*broken, sep="\n\n")
 

