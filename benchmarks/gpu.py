@@ -27,7 +27,7 @@ from training import ours, same_weights, theirs
 from transformers import GPT2Config
 
 from lmtool.batch import Batch, Mask
-from lmtool.compute.device import Compute, configure_compute
+from lmtool.compute.device import ExecutionContext, configure_compute
 from lmtool.cost.footprint import AllocationTracker
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
@@ -110,7 +110,7 @@ class Setup:
     """Where and how is measured."""
 
     sizes: Sizes
-    compute: Compute
+    compute: ExecutionContext
     rounds: int
     quick: bool
 

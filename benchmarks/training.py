@@ -22,7 +22,7 @@ import torch
 from bench import describe_machine, medians, options_of, print_head, print_row, run_in_turns
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from lmtool.compute.device import Compute, configure_compute
+from lmtool.compute.device import ExecutionContext, configure_compute
 from lmtool.model import LanguageModel, build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
@@ -62,7 +62,7 @@ def invented_text(n_characters: int) -> str:
     return " ".join(words[i] for i in drawn)[:n_characters]
 
 
-def ours(model: LanguageModel, examples: Windows, recipe: Recipe, compute: Compute) -> Iterator[float]:
+def ours(model: LanguageModel, examples: Windows, recipe: Recipe, compute: ExecutionContext) -> Iterator[float]:
     """Losses of lmtool's own training loop, per step."""
     optimizers = Optimizers(recipe.optimizer, model, compute)
     for step in fit(
@@ -71,7 +71,7 @@ def ours(model: LanguageModel, examples: Windows, recipe: Recipe, compute: Compu
         yield step.loss
 
 
-def theirs(model: GPT2LMHeadModel, examples: Windows, recipe: Recipe, compute: Compute) -> Iterator[float]:
+def theirs(model: GPT2LMHeadModel, examples: Windows, recipe: Recipe, compute: ExecutionContext) -> Iterator[float]:
     """Losses of a plain loop over Transformers' GPT-2, per step."""
     spec = recipe.optimizer
     assert isinstance(spec, AdamW)

@@ -17,9 +17,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool import analysis
-from lmtool.analysis.attention import TextAttention
-from lmtool.analysis.gradients import Contraction, GradientFlow
+from lmtool.analysis.attention import TextAttention, compute_attention
+from lmtool.analysis.gradients import (
+    Contraction,
+    GradientFlow,
+    compute_gradient_flow_of_text,
+    measure_state_contraction_on_text,
+)
 from lmtool.compute.device import InferenceName, configure_compute
 from lmtool.compute.processes import world_size
 from lmtool.data.python_rows import cache_labelled_rows, rows_to_dicts
@@ -80,7 +84,7 @@ class TrainedModel(TextGenerator):
 
         Raises UsageError for a model without attention.
         """
-        return analysis.attention.compute_attention(self._unpacked, texts, source=source, target=target)
+        return compute_attention(self._unpacked, texts, source=source, target=target)
 
     def hidden_states(self, text: str) -> HiddenStates:
         """The states of the embeddings and of each layer, (T, D) each."""
@@ -101,11 +105,11 @@ class TrainedModel(TextGenerator):
 
     def gradients(self, text: str, token: int | None = None) -> GradientFlow:
         """The norms of the gradient of one token's loss in the states before it, as `lmtool gradients` shows them."""
-        return analysis.gradients.compute_gradient_flow_of_text(self._unpacked, text, token)
+        return compute_gradient_flow_of_text(self._unpacked, text, token)
 
     def two_starts(self, text: str, seed: int = 0) -> Contraction:
         """How two states that read the same text come together, as `lmtool gradients --starts` shows it."""
-        return analysis.gradients.measure_state_contraction_on_text(self._unpacked, text, seed)
+        return measure_state_contraction_on_text(self._unpacked, text, seed)
 
     def score(self, texts: str | Sequence[str], sources: str | Sequence[str] | None = None) -> list[ScoredText]:
         """The log-probability of each token of given texts. sources: one for each, for a model of sources and targets.

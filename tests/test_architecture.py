@@ -125,7 +125,7 @@ def test_the_source_keeps_the_rules():
         ("lmtool/model/part.py", "from lmtool import data", 1),
         ("lmtool/model/part.py", "from ..data import store", 1),
         ("lmtool/model/part.py", "def late():\n    import lmtool.data.store", 2),
-        ("lmtool/run/order.py", "from lmtool.compute.device import Compute", 1),
+        ("lmtool/run/order.py", "from lmtool.compute.device import ExecutionContext", 1),
         ("lmtool/recipe/spec/model.py", "from lmtool.batch import Batch", 1),
         ("lmtool/recipe/spec/model.py", "def late():\n    import torch", 2),
         ("lmtool/errors.py", "from lmtool.recipe import spec", 1),

@@ -13,7 +13,7 @@ from torch.optim import AdamW
 
 from lmtool.batch import Batch
 from lmtool.compute.agreement import agrees, relative_difference
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.compute.kernels import gpu, ops
 from lmtool.generation.fast_steps import STEPS_BEFORE_CAPTURE
 from lmtool.generation.model_runner import ModelRunner
@@ -115,7 +115,7 @@ def _pair_packed_model(device: torch.device, precision: str) -> FastAndPlainComp
         quantize_weights_(plain, precision, keep_dtype=True)
 
     def compute(model: LanguageModel, precision: str) -> Tensor:
-        with Compute(device, precision).autocast():
+        with ExecutionContext(device, precision).autocast():
             return model.logits(model(batch).hidden_BTD)
 
     return partial(compute, fast, precision), partial(compute, plain, "float32")

@@ -51,7 +51,7 @@ make_glibc_keep_freed_memory()
 
 
 @dataclass(frozen=True)
-class Compute:
+class ExecutionContext:
     """A device, the dtype of its matrix products, and the processes that compute together.
 
     Norms, losses and master weights stay float32.
@@ -62,12 +62,12 @@ class Compute:
     world: World = field(default_factory=World)
 
     @contextmanager
-    def join_processes(self) -> "Iterator[Compute]":
+    def join_processes(self) -> "Iterator[ExecutionContext]":
         """A context in which the processes of torchrun form one group, of which the result has the world."""
         with join_processes(self.device) as world:
             yield replace(self, world=world)
 
-    def with_lockstep(self) -> "Compute":
+    def with_lockstep(self) -> "ExecutionContext":
         """Returns the same for a model of which all processes compute each layer at the same time."""
         return replace(self, world=replace(self.world, is_lockstep=True))
 
@@ -105,10 +105,10 @@ class Compute:
         return f"{name}, {self.precision}"
 
 
-CPU = Compute(torch.device("cpu"), "float32")
+CPU = ExecutionContext(torch.device("cpu"), "float32")
 
 
-def configure_compute(device: DeviceName, precision: InferenceName) -> Compute:
+def configure_compute(device: DeviceName, precision: InferenceName) -> ExecutionContext:
     """Chooses the device and precision of a recipe; the best available for `auto`.
 
     Of several GPUs it takes that of the local rank, and makes it the current one of torch. It also sets whether torch
@@ -123,8 +123,8 @@ def configure_compute(device: DeviceName, precision: InferenceName) -> Compute:
         # TensorFloat-32 for the float32 products that remain; an explicit float32 means float32
         torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
     if precision == "auto":
-        return Compute(chosen, _fastest_precision(chosen))
-    return Compute(chosen, "bfloat16" if precision == "bf16" else precision)
+        return ExecutionContext(chosen, _fastest_precision(chosen))
+    return ExecutionContext(chosen, "bfloat16" if precision == "bf16" else precision)
 
 
 def device_memory_bytes(device: torch.device) -> int | None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lmtool.compute import torch_private
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.compute.processes import convert_peer_errors
 from lmtool.compute.shards import own_rows
 
@@ -37,7 +37,7 @@ class ShardedModel:
     head) is gathered in float32 for the whole step. The shares stay float32.
     """
 
-    def __init__(self, lm: LayeredModule, module: nn.Module, compute: Compute) -> None:
+    def __init__(self, lm: LayeredModule, module: nn.Module, compute: ExecutionContext) -> None:
         """Shards a model in place; its parameters are new objects from here on.
 
         lm: may have been built in a `ShardedBuild`. module: what is trained: the model, or what it is a part of.

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.compute.device import Compute, configure_compute
+from lmtool.compute.device import ExecutionContext, configure_compute
 from lmtool.compute.device_kinds import DEVICE_KINDS
 from lmtool.cost.devices import DeviceGroup, resolve_device_group
 from lmtool.cost.footprint import BatchToTrace, MemoryEstimate, estimate_training_memory_per_device
@@ -314,7 +314,7 @@ class _TrainingWorkload:
                 return _MicroBatch(rows, taken, fits)
             rows //= 2
 
-    def measure_median_step_seconds(self, compute: Compute, n_rows: int) -> float:
+    def measure_median_step_seconds(self, compute: ExecutionContext, n_rows: int) -> float:
         """Returns the median time of some steps of `n_rows` rows on this machine."""
         torch.manual_seed(0)
         if self.data is None:
@@ -426,7 +426,7 @@ class _RandomTokenStore:
 
 
 def _train_and_time_later_steps(
-    scratch_lm: LanguageModel, objective: Objective, examples: ExampleSource, recipe: Recipe, compute: Compute
+    scratch_lm: LanguageModel, objective: Objective, examples: ExampleSource, recipe: Recipe, compute: ExecutionContext
 ) -> list[CompletedStep]:
     """Trains a scratch model for some steps, and returns the later half. None where the loss is not finite."""
     for parameter in objective.unused_parameters(scratch_lm):

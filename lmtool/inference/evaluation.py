@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.compute.processes import World
 from lmtool.data.survey import Progress
 from lmtool.model import LanguageModel
@@ -121,7 +121,7 @@ class EvaluationItems:
 
 
 def evaluate_items(
-    model: LanguageModel, items: EvaluationItems, compute: Compute, report: Progress = ignore_progress
+    model: LanguageModel, items: EvaluationItems, compute: ExecutionContext, report: Progress = ignore_progress
 ) -> EvaluationSums:
     """Evaluates a model in evaluation mode; each process computes its share, and all get the same sums.
 

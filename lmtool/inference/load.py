@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool import model
-from lmtool.compute.device import CPU, Compute, configure_compute, device_memory_bytes
+from lmtool.compute.device import CPU, ExecutionContext, configure_compute, device_memory_bytes
 from lmtool.compute.fsdp import ShardedModel
 from lmtool.compute.processes import local_size
 from lmtool.compute.shards import ShardedBuild, is_sharded, own_row_range, own_rows
@@ -63,7 +63,7 @@ class LoadedModel:
     model: LanguageModel
     reference: Reference
     recipe: Recipe
-    compute: Compute
+    compute: ExecutionContext
     sharding: ShardedModel | None = None
 
     @property
@@ -93,7 +93,7 @@ class LoadedModel:
             yield replace(self, compute=compute)
 
     @contextmanager
-    def compute_with_gathered_shards(self) -> Iterator[Compute]:
+    def compute_with_gathered_shards(self) -> Iterator[ExecutionContext]:
         """Yields the compute context of the model; processes that share its weights compute in step."""
         if self.sharding is None:
             yield self.compute
@@ -131,7 +131,7 @@ class LoadedModel:
 def build_model(
     recipe: Recipe,
     tokenizer: Tokenizer,
-    compute: Compute,
+    compute: ExecutionContext,
     feature_model: LoadedModel | None = None,
     shards: ShardedBuild | None = None,
 ) -> LanguageModel:
@@ -176,7 +176,7 @@ class MatchedVectors:
 def build_for_training(
     recipe: Recipe,
     tokenizer: Tokenizer,
-    compute: Compute,
+    compute: ExecutionContext,
     set_data_statistics_: Callable[[LanguageModel], None],
     *,
     base: Reference | None = None,
@@ -200,7 +200,7 @@ def build_for_training(
     return lm, notice
 
 
-def load_run(reference: str | Reference, compute: Compute | None = None) -> LoadedModel:
+def load_run(reference: str | Reference, compute: ExecutionContext | None = None) -> LoadedModel:
     """Loads the best checkpoint of a run, or a given checkpoint, for inference.
 
     reference: as for `resolve_reference`.
@@ -221,7 +221,7 @@ def load_run(reference: str | Reference, compute: Compute | None = None) -> Load
     return LoadedModel(lm.eval(), source, recipe, compute, sharding)
 
 
-def _needs_sharding(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) -> bool:
+def _needs_sharding(recipe: Recipe, checkpoint: Checkpoint, compute: ExecutionContext) -> bool:
     """Whether processes must share a model because its weights do not fit the memory of one of them."""
     is_one_pass = not isinstance(recipe.objective, Masked)
     is_whole = isinstance(recipe.model, Transformer) and recipe.tuning.lora is None
@@ -234,7 +234,7 @@ def _needs_sharding(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) ->
     return bool(compute.world.all_reduce_sum((float(is_short),))[0]) and compute.precision in ("float32", "bfloat16")
 
 
-def load_merged_and_packed(reference: str | Reference, compute: Compute | None = None) -> LoadedModel:
+def load_merged_and_packed(reference: str | Reference, compute: ExecutionContext | None = None) -> LoadedModel:
     """Loads as `load_run`, merges adapters, and packs matrices for the device, so weights are no longer accessible.
 
     The model is interpolated with the n-grams that its run keeps, if any. One that processes share is not packed.
@@ -270,7 +270,7 @@ def _load_ngram_interpolation(source: Reference) -> NGramInterpolation | None:
     return NGramInterpolation(ngram, weight)
 
 
-def load_trained_model(reference: Reference, compute: Compute) -> LanguageModel:
+def load_trained_model(reference: Reference, compute: ExecutionContext) -> LanguageModel:
     """Loads the model of a checkpoint; a checkpoint of adapters only is applied to the run's base.
 
     Raises CheckpointError if its parts are inconsistent.
@@ -284,7 +284,7 @@ def load_trained_model(reference: Reference, compute: Compute) -> LanguageModel:
     return lm
 
 
-def load_feature_model(run: Run, recipe: Recipe, compute: Compute) -> LoadedModel | None:
+def load_feature_model(run: Run, recipe: Recipe, compute: ExecutionContext) -> LoadedModel | None:
     """Loads the model whose states a run reads, from its copy in the run; None if it reads no features.
 
     Raises CheckpointError if the copy is missing or damaged.

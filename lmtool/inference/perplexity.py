@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.compute.device import Compute, InferenceName, configure_compute
+from lmtool.compute.device import ExecutionContext, InferenceName, configure_compute
 from lmtool.data import bundled
 from lmtool.data.files import find_files
 from lmtool.data.hub import HUB_PREFIX
@@ -145,7 +145,7 @@ class EvaluationWindows:
             n_scored += every[index].n_scored
         return cls(store, sorted(chosen))
 
-    def validate(self, model: LanguageModel, objective: Objective, compute: Compute) -> ValidationResult:
+    def validate(self, model: LanguageModel, objective: Objective, compute: ExecutionContext) -> ValidationResult:
         """Returns nats per target, without label smoothing, and the objective's metrics, over all processes."""
         items = self.make_items(model, objective.collate_validation, objective.score, compute, objective.metric_names)
         sums = evaluate_items(model, items, compute)
@@ -156,7 +156,7 @@ class EvaluationWindows:
         model: LanguageModel,
         collate: Callable[[RowsToScore], Batch],
         score: Callable[[LanguageModel, Batch], Loss],
-        compute: Compute,
+        compute: ExecutionContext,
         metrics: Sequence[str] = (),
     ) -> EvaluationItems:
         """Makes evaluation items of the windows, batched by `collate` and scored by `score`, with these metrics."""
@@ -174,7 +174,7 @@ def compute_perplexity(
     objective: Objective,
     store: TokenStore,
     tokenizer: Tokenizer,
-    compute: Compute,
+    compute: ExecutionContext,
     report: Progress = ignore_progress,
     *,
     context: int,

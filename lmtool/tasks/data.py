@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.inference.evaluation import BATCH_TOKENS, ValidationResult, group_by_length
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
@@ -131,7 +131,7 @@ class TableData:
         return replace(self, tasks=tasks)
 
     def open_streams_for_training(
-        self, compute: Compute, resume_positions: Sequence[StreamPosition] = ()
+        self, compute: ExecutionContext, resume_positions: Sequence[StreamPosition] = ()
     ) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -172,7 +172,7 @@ class TableData:
         parts = [(len(task.train), task.weight) for task in self.tasks]
         return TableExamples(rows, self.batch_size, self.seed, parts, self.tasks[0].task.resample_row)
 
-    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> ValidationResult:
+    def validate(self, lm: LanguageModel, objective: Objective, compute: ExecutionContext) -> ValidationResult:
         """Computes loss and metrics on the validation rows of all tasks."""
         rows = [row for task in self.tasks for row in task.valid]
         return self.tasks[0].task.validate(TaskModel(lm, objective, compute), rows)
@@ -188,7 +188,7 @@ class TableData:
         # texts; and validation rows calibrate either.
         return validation_seconds * (1 + 2 * n_measured / max(1, n_valid))
 
-    def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[Results]:
+    def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: ExecutionContext) -> list[Results]:
         """Computes results on the test rows of each task, or else on its validation rows if these are held out."""
         model = TaskModel(lm, objective, compute)
         for task in self.tasks:

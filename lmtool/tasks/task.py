@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.inference.evaluation import EvaluationItems, EvaluationSums, ValidationResult, evaluate_items
 from lmtool.model import LanguageModel
 from lmtool.model.heads import HeadedModel
@@ -78,7 +78,7 @@ class TaskModel:
 
     lm: LanguageModel
     objective: Objective
-    compute: Compute
+    compute: ExecutionContext
 
     def evaluate(self, rows: Sequence[EncodedRow], read_scores: ReadHeadScores | None = None) -> EvaluationSums:
         """Computes the loss of rows, and an array for each with `read_scores` of a head.

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.inference.perplexity import EvaluationWindows
 from lmtool.model.interpolation import NGramInterpolation
 from lmtool.model.language_model import CountingModel, LanguageModel, evaluation_mode
@@ -111,7 +111,7 @@ def count_ngram_model(windows: Windows, vocab_size: int) -> NGramModel:
 
 @torch.inference_mode()
 def compute_log_probabilities(
-    model: LanguageModel, text: EvaluationWindows, objective: Objective, compute: Compute
+    model: LanguageModel, text: EvaluationWindows, objective: Objective, compute: ExecutionContext
 ) -> NDArray[np.float64]:
     """Returns log p of the scored tokens of all windows (N,), in their order."""
     parts = []

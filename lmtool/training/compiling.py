@@ -4,7 +4,7 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.compute.agreement import agrees, relative_difference
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import evaluation_mode
 from lmtool.recipe.spec.recipe import Recipe
@@ -13,7 +13,7 @@ MIN_COMPILED_TOKENS = 100_000_000
 """Training tokens from which compiling the model pays off on a GPU."""
 
 
-def should_compile(recipe: Recipe, compute: Compute) -> bool:
+def should_compile(recipe: Recipe, compute: ExecutionContext) -> bool:
     """Whether a recipe has its model compiled on a device."""
     setting = recipe.training.compile
     if compute.world.sharded or recipe.distillation.teacher is not None or recipe.tuning.quantizes:
@@ -24,7 +24,7 @@ def should_compile(recipe: Recipe, compute: Compute) -> bool:
     return compute.device.type == "cuda" and tokens >= MIN_COMPILED_TOKENS
 
 
-def compile_or_warn_(model: LanguageModel, sample_batch: Batch, compute: Compute) -> str | None:
+def compile_or_warn_(model: LanguageModel, sample_batch: Batch, compute: ExecutionContext) -> str | None:
     """Compiles a model in place, and undoes it if this fails or changes the hidden states of a batch.
 
     Returns a warning that says why it is undone, else None.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lmtool.analysis.gradients import compute_norms_by_steps_back
 from lmtool.checks.text import find_text_problems
-from lmtool.compute.device import Compute, configure_compute
+from lmtool.compute.device import ExecutionContext, configure_compute
 from lmtool.compute.processes import World
 from lmtool.data import bundled
 from lmtool.data.blocks import BackgroundBlockTokenizer
@@ -104,7 +104,7 @@ class TextData:
 
     @contextmanager
     def open_streams_for_training(
-        self, compute: Compute, resume_positions: Sequence[StreamPosition] = ()
+        self, compute: ExecutionContext, resume_positions: Sequence[StreamPosition] = ()
     ) -> Iterator[None]:
         """Returns a context in which streamed texts are read while a model trains.
 
@@ -286,7 +286,7 @@ class TextData:
         whole = sum(n / text.head_fraction for n, (text, _) in zip(held, self._prepared.streamed, strict=True))
         return max(1, round(examples / (sum(held) / whole)))
 
-    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> ValidationResult:
+    def validate(self, lm: LanguageModel, objective: Objective, compute: ExecutionContext) -> ValidationResult:
         """Computes loss and metrics on the validation part, all processes together."""
         if self._validation_pairs is not None:
             return _validate_sentence_pairs(self._validation_pairs, self._max_validation_tokens, lm, objective, compute)
@@ -314,7 +314,9 @@ class TextData:
         # the second time to interpolate with the n-gram model
         return 2 * whole_text + comparison.COUNTING_SECONDS_PER_TOKEN * n_counted
 
-    def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[BitsPerByteResults]:
+    def measure(
+        self, lm: LanguageModel, objective: Objective, step: int, compute: ExecutionContext
+    ) -> list[BitsPerByteResults]:
         """Computes bits per byte of all validation text, all processes together, and in the main one of a 5-gram
         model."""
         tokenizer, context = self.prompt_format.tokenizer, self._context
@@ -332,7 +334,7 @@ class TextData:
         return [self._add_ngram_results(alone, lm, compute) if compute.world.is_main else alone]
 
     def _add_ngram_results(
-        self, model_results: BitsPerByteResults, lm: LanguageModel, compute: Compute
+        self, model_results: BitsPerByteResults, lm: LanguageModel, compute: ExecutionContext
     ) -> BitsPerByteResults:
         """Adds the results of a 5-gram model of the training text, unless that is very long or streamed."""
         if self._prepared.streamed:
@@ -452,7 +454,7 @@ def prepare_text(
 
 
 def _validate_sentence_pairs(
-    pairs: Windows, max_tokens: int | None, lm: LanguageModel, objective: Objective, compute: Compute
+    pairs: Windows, max_tokens: int | None, lm: LanguageModel, objective: Objective, compute: ExecutionContext
 ) -> ValidationResult:
     """Validates next-sentence prediction on pairs with about so many tokens; on all pairs if None."""
     n = pairs.per_epoch if max_tokens is None else min(pairs.per_epoch, -(-max_tokens // pairs.length))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.errors import UsageError
 from lmtool.inference.load import load_trained_model, prediction_target
 from lmtool.inference.reference import Reference, resolve_reference
@@ -57,7 +57,11 @@ def resolve_teacher(resolved: ResolvedRecipe, base: Reference | None) -> RecipeW
 
 
 def add_distillation_loss(
-    objective: Objective, student_recipe: Recipe, tokenizer: Tokenizer, teacher: Reference | None, compute: Compute
+    objective: Objective,
+    student_recipe: Recipe,
+    tokenizer: Tokenizer,
+    teacher: Reference | None,
+    compute: ExecutionContext,
 ) -> Objective:
     """Returns the objective of a student, with its teacher on the same device; unchanged without a teacher.
 

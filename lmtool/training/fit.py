@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.compute.processes import convert_peer_errors
 from lmtool.errors import NumericalError, ResourceError, UsageError
 from lmtool.inference.evaluation import group_by_length
@@ -133,7 +133,7 @@ def fit(
     trainable: ModelAndOptimizers,
     examples: ExampleSource,
     recipe: Recipe,
-    compute: Compute,
+    compute: ExecutionContext,
     *,
     steps_done: int = 0,
     micro_batch: int | None = None,
@@ -178,7 +178,7 @@ def _make_stepper(
     trainable: ModelAndOptimizers,
     examples: ExampleSource,
     recipe: Recipe,
-    compute: Compute,
+    compute: ExecutionContext,
     rows: int,
     carried_state: DecodeState | None,
 ) -> Stepper:
@@ -200,7 +200,7 @@ class HeadFittingSteps(Stepper):
     trainable: ModelAndOptimizers
     examples: ExampleSource
     recipe: Recipe
-    compute: Compute
+    compute: ExecutionContext
     l2: float | None
 
     def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
@@ -263,7 +263,7 @@ class CountingSteps(Stepper):
     model: CountingModel
     examples: Windows
     recipe: Recipe
-    compute: Compute
+    compute: ExecutionContext
     rows: int
 
     def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
@@ -332,7 +332,7 @@ class GradientSteps(Stepper):
         trainable: ModelAndOptimizers,
         examples: ExampleSource,
         recipe: Recipe,
-        compute: Compute,
+        compute: ExecutionContext,
         rows: int,
         carried_state: DecodeState | None,
     ) -> None:
@@ -496,7 +496,7 @@ class _BatchPrefetcher:
     examples: ExampleSource
     objective: Objective
     training: Training
-    compute: Compute
+    compute: ExecutionContext
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _prefetched: dict[tuple[int, int], Future[list[Batch]]] = field(default_factory=dict)
 

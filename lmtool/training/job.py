@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.compute.shards import ShardedBuild
 from lmtool.data.survey import Progress
 from lmtool.inference.load import LoadedModel, MatchedVectors, build_for_training, load_weights
@@ -48,7 +48,7 @@ class TrainingJob:
 
     recipe: Recipe
     data: TrainingData
-    compute: Compute
+    compute: ExecutionContext
     base: Reference | None = None
     teacher: Reference | None = None
     vectors: MatchedVectors | None = None
@@ -58,7 +58,9 @@ class TrainingJob:
     lines: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def build_model(self, build_device: Compute | None = None, shards: ShardedBuild | None = None) -> BuiltModel:
+    def build_model(
+        self, build_device: ExecutionContext | None = None, shards: ShardedBuild | None = None
+    ) -> BuiltModel:
         """Builds the model, at the checkpoint if there is one, and its objective, without the teacher.
 
         build_device: where the model is built, if not where it is trained. shards: see `build_model`.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.compute.kernels.gpu import adam_counter_device
 from lmtool.compute.shards import all_reduce_norm, is_sharded, make_sharded_like, own_row_range, own_rows, process_group
 from lmtool.errors import CheckpointError, NumericalError
@@ -36,7 +36,13 @@ class Optimizers:
     it is frozen for k N steps (Howard and Ruder 2018, ULMFiT).
     """
 
-    def __init__(self, spec: Optimizer, model: LanguageModel, compute: Compute, tuning: Tuning = Tuning()) -> None:  # noqa: B008 - it is frozen
+    def __init__(
+        self,
+        spec: Optimizer,
+        model: LanguageModel,
+        compute: ExecutionContext,
+        tuning: Tuning = Tuning(),  # noqa: B008 - it is frozen
+    ) -> None:
         trained = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         # of a sharded parameter, the rules see the rows of this process
         self._rows = {parameter: Parameter(own_rows(parameter)) for parameter in trained if is_sharded(parameter)}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from lmtool.compute.device import Compute, device_memory_bytes
+from lmtool.compute.device import ExecutionContext, device_memory_bytes
 from lmtool.compute.processes import World, local_size
 from lmtool.data.survey import Progress, ScannedTrainingText
 from lmtool.errors import UsageError
@@ -87,7 +87,7 @@ class TrainingPlan:
             recipe, data = prepare_text(recipe, tokenizer, world or World(), report, self.text)
         return RecipeWithDataAndModels(recipe, data, teacher, features)
 
-    def prepare_job(self, compute: Compute, report: Progress) -> TrainingJob:
+    def prepare_job(self, compute: ExecutionContext, report: Progress) -> TrainingJob:
         """Reads the data, all processes together, and checks them.
 
         compute: as `check_device_and_choose_sharding` returns it.
@@ -198,7 +198,9 @@ def check_adapters_have_base(recipe: Recipe) -> None:
         raise UsageError(what, where="tuning.lora", fix="name a run with --from, or omit the adapters")
 
 
-def check_device_and_choose_sharding(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -> Compute:
+def check_device_and_choose_sharding(
+    recipe: Recipe, compute: ExecutionContext, origins: Mapping[str, str]
+) -> ExecutionContext:
     """Checks that a recipe can be trained on a device. Returns the processes, which shard the model if they must.
 
     origins: where each value of the recipe comes from. Raises UsageError for a recipe that cannot run on this device or
@@ -220,7 +222,7 @@ def check_device_and_choose_sharding(recipe: Recipe, compute: Compute, origins: 
     return replace(compute, world=replace(world, sharded=sharded))
 
 
-def _must_shard(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
+def _must_shard(recipe: Recipe, compute: ExecutionContext, memory: int | None) -> bool:
     """Whether the processes must shard the model. memory: bytes of this process, if known.
 
     Raises UsageError if they must, but the recipe has a setting that does not allow it.

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from lmtool.checks.runs import find_damaged_record_files
-from lmtool.compute.device import Compute, configure_compute
+from lmtool.compute.device import ExecutionContext, configure_compute
 from lmtool.data.survey import Progress
 from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
@@ -120,7 +120,7 @@ def _no_training_error(where: str) -> CheckpointError:
 
 
 def _rebuild_job(
-    run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, compute: Compute, report: Progress
+    run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, compute: ExecutionContext, report: Progress
 ) -> TrainingJob:
     """Rebuilds the job of a run at a checkpoint. Raises CheckpointError when the data of the run have changed."""
     tokenizer = read_verified_tokenizer(run)

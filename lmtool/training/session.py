@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.compute.fsdp import ShardedModel
 from lmtool.compute.kernels import ops
 from lmtool.compute.shards import ShardedBuild
@@ -509,7 +509,7 @@ class TrainingSession:
         return nullcontext() if self.sharding is None else self.sharding.gather_all()
 
     @contextmanager
-    def evaluation_context(self, in_lockstep: bool = True) -> Iterator[Compute]:
+    def evaluation_context(self, in_lockstep: bool = True) -> Iterator[ExecutionContext]:
         """Returns a context in which each process evaluates its part of the data.
 
         in_lockstep: each process makes as many forward passes as the others, so that a sharded model can gather one
@@ -538,7 +538,7 @@ def _suggest_finetuning_options(run: Run, recipe: Recipe, best_step: int) -> tup
     return tuple(remedy for remedy, helps in remedies.items() if helps)
 
 
-def _describe_numerical_setup(recipe: Recipe, compute: Compute) -> dict[str, str | int | bool | None]:
+def _describe_numerical_setup(recipe: Recipe, compute: ExecutionContext) -> dict[str, str | int | bool | None]:
     """Returns everything besides recipe and data that the results depend on bitwise."""
     return {
         "device": compute.device.type,

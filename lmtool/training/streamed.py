@@ -9,7 +9,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.data.blocks import STREAMS_FOLDER, BackgroundBlockTokenizer
 from lmtool.data.prepare import TokenizedData
 from lmtool.data.streaming import BlockPosition
@@ -26,7 +26,7 @@ KEPT_BATCHES = 4
 
 @contextmanager
 def open_block_stores(
-    prepared: TokenizedData, compute: Compute, resume_positions: Sequence[StreamPosition]
+    prepared: TokenizedData, compute: ExecutionContext, resume_positions: Sequence[StreamPosition]
 ) -> Iterator[list[BackgroundBlockTokenizer]]:
     """Returns a context with the blocks of each streamed text, from its beginning or from its mark.
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 
-from lmtool.compute.device import Compute, configure_compute
+from lmtool.compute.device import ExecutionContext, configure_compute
 from lmtool.durable import write_file
 from lmtool.errors import NumericalError
 from lmtool.inference.embedding import Vectors
@@ -146,5 +146,5 @@ def _measure_or_read_baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
         yield Info(f"{name}: {baseline.describe()}" if name else baseline.describe())
 
 
-def _embed_texts(base: Reference, compute: Compute, texts: Sequence[str]) -> Vectors:
+def _embed_texts(base: Reference, compute: ExecutionContext, texts: Sequence[str]) -> Vectors:
     return embed_to_unit_vectors(load_run(base, compute), texts)

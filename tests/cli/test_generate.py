@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import lmtool
 from lmtool.cli.commands.generate import generate
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.generation import generate as generating
 from lmtool.generation.generate import complete
@@ -41,9 +41,9 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     asked: list[Asked] = []
 
     def put(model: Any, warnings: Sequence[str] = (), answers: bool = False) -> list[Asked]:
-        def load_merged_and_packed(ref: str, compute: Compute) -> SimpleNamespace:
+        def load_merged_and_packed(ref: str, compute: ExecutionContext) -> SimpleNamespace:
             asked.append((ref, compute.device.type, compute.precision))
-            compute = Compute(torch.device("cpu"), "float32")
+            compute = ExecutionContext(torch.device("cpu"), "float32")
             return SimpleNamespace(
                 model=model,
                 tokenizer=ByteTokenizer(),

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtool.batch import Batch, widest_float_dtype
-from lmtool.compute.device import Compute, configure_compute
+from lmtool.compute.device import ExecutionContext, configure_compute
 from lmtool.errors import ResourceError
 from lmtool.model import ngram
 from lmtool.model.layers import positions
@@ -41,14 +41,14 @@ def test_auto_takes_the_best_device(cuda: list[Any], monkeypatch: pytest.MonkeyP
     assert configure_compute("auto", "float32").device == torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert configure_compute("auto", "auto") == Compute(torch.device("mps"), "float32")
+    assert configure_compute("auto", "auto") == ExecutionContext(torch.device("mps"), "float32")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert configure_compute("auto", "float32").device == torch.device("cpu")
 
 
 def test_a_process_takes_its_own_gpu(cuda: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert configure_compute("cuda", "bfloat16") == Compute(torch.device("cuda", 3), "bfloat16")
+    assert configure_compute("cuda", "bfloat16") == ExecutionContext(torch.device("cuda", 3), "bfloat16")
     assert torch.device("cuda", 3) in cuda
 
 
@@ -103,7 +103,7 @@ def test_a_torch_that_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_what_is_asked_for_is_taken(precision: Any) -> None:
     compute = configure_compute("cpu", precision)
-    assert compute == Compute(torch.device("cpu"), precision)
+    assert compute == ExecutionContext(torch.device("cpu"), precision)
     assert compute.dtype == getattr(torch, precision)
     assert compute.describe() == f"cpu, {precision}"
     assert compute.needs_loss_scaling == (precision == "float16")
@@ -113,8 +113,8 @@ def test_what_is_asked_for_is_taken(precision: Any) -> None:
 
 
 def test_the_widest_sums() -> None:
-    assert Compute(torch.device("cpu"), "float32").widest_dtype == torch.float64
-    assert Compute(torch.device("mps"), "float32").widest_dtype == torch.float32
+    assert ExecutionContext(torch.device("cpu"), "float32").widest_dtype == torch.float64
+    assert ExecutionContext(torch.device("mps"), "float32").widest_dtype == torch.float32
 
 
 @pytest.mark.gpu
@@ -139,9 +139,11 @@ def test_a_mac_falls_back_to_the_cpu_for_operations_that_its_gpu_lacks() -> None
 
 def test_nothing_is_summed_in_float64_where_the_gpu_has_none() -> None:
     mps = torch.device("mps")
-    assert widest_float_dtype(mps) == Compute(mps, "float32").widest_dtype == torch.float32
+    assert widest_float_dtype(mps) == ExecutionContext(mps, "float32").widest_dtype == torch.float32
     assert (
-        widest_float_dtype(torch.device("cpu")) == Compute(torch.device("cpu"), "float32").widest_dtype == torch.float64
+        widest_float_dtype(torch.device("cpu"))
+        == ExecutionContext(torch.device("cpu"), "float32").widest_dtype
+        == torch.float64
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.compute import device, processes
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.compute.fsdp import _linears_by_layer
 from lmtool.compute.processes import World
 from lmtool.inference import load
@@ -184,7 +184,7 @@ class Shared:
     """Stands for `ShardedModel`: all enter each pass through a layer, forward and backward, unless they have
     gathered all weights."""
 
-    def __init__(self, local: _Local, lm: LanguageModel, module: nn.Module, compute: Compute) -> None:
+    def __init__(self, local: _Local, lm: LanguageModel, module: nn.Module, compute: ExecutionContext) -> None:
         self.module = local.exchanging(module)
         self._local = local
         self._is_whole = False

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lmtool.compute.device import CPU, Compute
+from lmtool.compute.device import CPU, ExecutionContext
 from lmtool.compute.processes import World
 from lmtool.inference.evaluation import BATCH_TOKENS, EvaluationItems, EvaluationSums, evaluate_items, group_by_length
 from lmtool.model import LanguageModel
@@ -189,7 +189,7 @@ def test_it_computes_in_the_precision_that_is_asked_for() -> None:
 
     model: LanguageModel = tiny.model(n_layers=1)
     evaluate_items(model, EvaluationItems([(1,)], read), CPU)
-    evaluate_items(model, EvaluationItems([(1,)], read), Compute(torch.device("cpu"), "bfloat16"))
+    evaluate_items(model, EvaluationItems([(1,)], read), ExecutionContext(torch.device("cpu"), "bfloat16"))
     assert types == [torch.float32, torch.bfloat16]
 
 

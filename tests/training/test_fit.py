@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.compute.device import CPU, Compute
+from lmtool.compute.device import CPU, ExecutionContext
 from lmtool.errors import NumericalError, ResourceError
 from lmtool.model import build
 from lmtool.objective import CausalObjective
@@ -54,7 +54,7 @@ def a_recipe(dropout: float = 0.0, seed: int = 1, **training: Any) -> Recipe:
 class Trainer:
     """All that `fit` needs, in float64 by default."""
 
-    def __init__(self, recipe: Recipe, compute: Compute = CPU, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, recipe: Recipe, compute: ExecutionContext = CPU, dtype: torch.dtype = torch.float64) -> None:
         torch.manual_seed(0)
         self.recipe = recipe
         self.model = build(recipe.model, VOCAB).to(dtype)
@@ -260,7 +260,7 @@ def test_the_documents_of_a_batch_are_those_it_is_cut_from() -> None:
 
 
 def test_float16_skips_a_step_whose_gradients_overflow() -> None:
-    compute = Compute(torch.device("cpu"), "float16")
+    compute = ExecutionContext(torch.device("cpu"), "float16")
     trainer = Trainer(a_recipe(steps=12), compute, dtype=torch.float32)
     weight = next(trainer.model.parameters())
     handle = weight.register_hook(lambda gradient: gradient * float("inf"))
@@ -284,7 +284,7 @@ def overflowing(trainer: Trainer, *spells: tuple[int, bool]) -> None:
 
 def test_gradients_that_never_become_finite_end_the_training() -> None:
     """Although float16 skips some, which its loss scale may cause."""
-    trainer = Trainer(a_recipe(steps=100), Compute(torch.device("cpu"), "float16"), dtype=torch.float32)
+    trainer = Trainer(a_recipe(steps=100), ExecutionContext(torch.device("cpu"), "float16"), dtype=torch.float32)
     overflowing(trainer, (100, True))
     before, steps = trainer.weights(), []
     with pytest.raises(NumericalError) as caught:
@@ -295,7 +295,7 @@ def test_gradients_that_never_become_finite_end_the_training() -> None:
 
 def test_gradients_that_overflow_for_a_while_do_not() -> None:
     trainer = Trainer(
-        a_recipe(steps=3 * MAX_SKIPPED_UPDATES), Compute(torch.device("cpu"), "float16"), dtype=torch.float32
+        a_recipe(steps=3 * MAX_SKIPPED_UPDATES), ExecutionContext(torch.device("cpu"), "float16"), dtype=torch.float32
     )
     overflowing(
         trainer, (MAX_SKIPPED_UPDATES, True), (1, False), (MAX_SKIPPED_UPDATES, True), (MAX_SKIPPED_UPDATES, False)

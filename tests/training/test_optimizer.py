@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
-from lmtool.compute.device import CPU, Compute
+from lmtool.compute.device import CPU, ExecutionContext
 from lmtool.errors import CheckpointError
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.ngrams import find_ngram_embeddings
@@ -435,7 +435,7 @@ def test_every_optimizer_learns(fields: dict[str, Any]) -> None:
 # float16
 
 
-HALF = Compute(torch.device("cpu"), "float16")
+HALF = ExecutionContext(torch.device("cpu"), "float16")
 
 
 @pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
@@ -473,7 +473,7 @@ def test_an_overflow_halves_the_scale_and_changes_no_weight() -> None:
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_steps_on_a_gpu_equal_those_on_the_cpu(fields: dict[str, Any], precision: str) -> None:
     results = []
-    for compute in (CPU, Compute(torch.device("cuda"), precision)):
+    for compute in (CPU, ExecutionContext(torch.device("cuda"), precision)):
         model = gpt().to(compute.device)
         optimizers = Optimizers(spec_of(fields), model, compute)
         for step in range(3):
@@ -619,7 +619,7 @@ def test_what_does_not_learn_has_no_optimizer() -> None:
 
 
 @pytest.mark.parametrize("compute", [CPU, HALF], ids=["float32", "float16"])
-def test_an_optimizer_all_of_whose_layers_wait_rests(compute: Compute) -> None:
+def test_an_optimizer_all_of_whose_layers_wait_rests(compute: ExecutionContext) -> None:
     """Muon's matrices are all in layers, which begin after the head."""
     model = gpt()
     optimizers = Optimizers(spec_of(MUON), model, compute, Tuning(unfreeze_every=2))

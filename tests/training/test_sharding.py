@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmtool.compute.device import CPU, Compute
+from lmtool.compute.device import CPU, ExecutionContext
 from lmtool.compute.processes import World
 from lmtool.compute.shards import ShardedBuild, is_sharded, own_row_range, own_rows
 from lmtool.errors import RecipeError, UsageError
@@ -234,7 +234,7 @@ def test_evaluation_shares_what_one_process_cannot_hold(place: Work, monkeypatch
 
     def decided(memory: int | None, recipe: Recipe = base.recipe, precision: str = "float32", size: int = 2) -> bool:
         monkeypatch.setattr(loading, "device_memory_bytes", lambda device: memory)
-        compute = Compute(CPU.device, precision)
+        compute = ExecutionContext(CPU.device, precision)
         found = together(
             monkeypatch,
             size,
@@ -261,7 +261,7 @@ def test_refusals(key: str) -> None:
     fields: dict[str, dict[str, Any]] = {"training": {"shard": "full"}, "evaluation": {}}
     fields[of][name] = values[name]
     recipe = Recipe.model_validate(BIG | fields | {"training": BIG["training"] | fields["training"]})
-    compute = Compute(torch.device("cpu"), "float16" if name == "precision" else "float32")
+    compute = ExecutionContext(torch.device("cpu"), "float16" if name == "precision" else "float32")
     with pytest.raises(UsageError) as caught:
         _must_shard(recipe, replace(compute, world=World(0, 2)), None)
     assert caught.value.where.startswith(key)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import ExecutionContext
 from lmtool.report.training import render_runs_page
 from lmtool.run.directory import Run
 from lmtool.run.history import RunHistory
@@ -12,7 +12,7 @@ from tests.support.training import Work, metrics
 
 def test_utilization_is_the_share_of_the_speed_at_the_peak(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU whose peak is 1e9 FLOP/s stands in for this device."""
-    monkeypatch.setattr(Compute, "peak_flops", 1e9)
+    monkeypatch.setattr(ExecutionContext, "peak_flops", 1e9)
     (plan,) = (event for event in work.pretrain() if isinstance(event, FitStarted))
     assert plan.peak_speed is not None
     assert 1e9 / plan.peak_speed > 6 * 16 * 16 * 12  # of the matrices of a layer
@@ -32,7 +32,7 @@ def test_it_is_not_known_where_weights_are_frozen_or_rows_are_of_a_table(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work.pretrain()
-    monkeypatch.setattr(Compute, "peak_flops", 1e9)
+    monkeypatch.setattr(ExecutionContext, "peak_flops", 1e9)
     for told in (
         work.pretrain("tuning.lora={rank: 2}", source=work.run(), name="lora"),
         work.finetune(source=work.run()),
@@ -47,6 +47,6 @@ def test_the_peak_follows_from_the_name_of_the_gpu_and_the_precision(monkeypatch
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     gpu = torch.device("cuda", 0)
-    assert Compute(gpu, "bfloat16", World(size=2)).peak_flops == 2 * 989e12
-    assert Compute(gpu, "float32").peak_flops is None
-    assert Compute(torch.device("cpu"), "bfloat16").peak_flops is None
+    assert ExecutionContext(gpu, "bfloat16", World(size=2)).peak_flops == 2 * 989e12
+    assert ExecutionContext(gpu, "float32").peak_flops is None
+    assert ExecutionContext(torch.device("cpu"), "bfloat16").peak_flops is None
