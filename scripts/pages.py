@@ -44,7 +44,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import NamedTuple
 
-from lmtool.report.charts import HeatMap, to_svg_file
+from lmtool.report.charts import HeatMap, to_standalone_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -210,7 +210,7 @@ class Course:
         elif found["name"]:
             picture = self._draw(found["part"], found["file"], found["shows"])
             self.pictures.mkdir(exist_ok=True)
-            (self.pictures / f"{found['name']}.svg").write_text(to_svg_file(picture), encoding="utf-8")
+            (self.pictures / f"{found['name']}.svg").write_text(to_standalone_svg(picture), encoding="utf-8")
             return f"{found['drawn']}\n![{found['shows']}](pictures/{found['name']}.svg)\n"
         return found[0]
 
