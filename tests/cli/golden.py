@@ -55,6 +55,7 @@ def write_parts(file: Path, said: Parts) -> None:
 def describe_refusal(outcome: Outcome) -> str:
     error = "none" if outcome.error is None else outcome.error.code
     said = re.sub(r"(?<=there is )[\d.]+(?= GB)", "N", outcome.err)  # the memory of the machine
+    said = re.sub(r"[0-9a-f]{12}(?=\.\.\.)", "N", said)  # digests of weights, which other processors compute otherwise
     return f"{outcome.code} {error}\n{said.rstrip()}"
 
 
@@ -63,7 +64,10 @@ VARYING = {
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00)?": "N",  # moments
     r"\d{4}-\d\d-\d\d-(\w+)-[0-9a-f]{4}(?![\w-])": r"N-\1-N",  # names of runs
     r"(lmtool [\d.]+), python .*": r"\1 ...",  # the environment of a session
+    r"(\"(?:platform|processor)\":) \"[^\"]*\"": r"\1 N",
     r"[0-9a-f]{12,}": "N",  # digests
+    r"\bmemory: \d+": "memory: N",  # of the machine
+    r"\b\d+(\.\d+)?e[+-]?\d+": "N",
     r"(per second|\"\w+_per_second\":|\"pid\":|\"bytes\":|bytes:|seed:?|\"seed\":)(\s+[\d,]{3,})+": r"\1 N",
     r"\b\d+(\.\d+)+\b": "N",  # results and versions
     r"\bN(e[+-]?\d+|\+\w+)|\d+e-\d+": "N",
