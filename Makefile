@@ -40,7 +40,7 @@ help:
 	@echo 'make data         write the bundled texts again'
 	@echo 'make reference    write what the documentation has from the program again: commands, keys, recipes, Python'
 	@echo 'make notebooks    run the notebooks of docs/notebooks, and keep what they print and draw'
-	@echo 'make course-models  train the models behind docs/course.md, once, for up to 45 minutes'
+	@echo 'make course-models  train the models behind docs/course.md that are missing, in about ten minutes on idle cores'
 	@echo 'make course       run the commands of docs/course.md, and write what they print and draw onto the page'
 	@echo 'make docs         build the site into build/site; build/site/index.html opens without a server'
 	@echo 'make gallery      run the commands of docs/gallery, and write what they print and draw onto its pages'

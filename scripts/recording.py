@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
@@ -56,8 +57,9 @@ def record_terminal(command: str) -> Iterator[tuple[float, str]]:
     os.close(theirs)
     with suppress(OSError):  # raised when the other end is closed
         while True:
-            text = os.read(ours, 65536).decode(errors="replace")
-            yield monotonic() - begun, text
+            chunk = os.read(ours, 65536).decode(errors="replace")
+            text += chunk
+            yield monotonic() - begun, chunk
     if process.wait():
         raise SystemExit(f"{command}: exit code {process.returncode}\n{text}")
     yield monotonic() - begun, ""
@@ -65,6 +67,7 @@ def record_terminal(command: str) -> Iterator[tuple[float, str]]:
 
 def record_all() -> list[tuple[float, str]]:
     """What the terminal is sent by the commands, one after the other, and when in the picture."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
     copy_data(FOLDER)
     sent: list[tuple[float, str]] = []
     begin = 0.0

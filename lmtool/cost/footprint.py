@@ -59,7 +59,7 @@ class BatchToTrace:
     """A micro-batch to trace.
 
     batch: real tensors, of which only the shapes matter.
-    scored: share of the positions that have a target.
+    scored_fraction: share of the positions that have a target.
     accumulates: gradients of an earlier micro-batch are there already.
     """
 

@@ -67,7 +67,7 @@ _JSON_FIX = 'write one JSON object on each line, for example {"text": "..."}'
 class RowFile(ABC):
     """A file of rows. Each call of `read_records` begins at the first row.
 
-    limit: characters of a field of delimited text, from which `delimited.max_line_length` follows.
+    field_limit: characters of a field of delimited text, from which `delimited.max_line_length` follows.
     """
 
     path: Path
@@ -129,7 +129,7 @@ def open_row_file(
 
 @dataclass(frozen=True)
 class TextRowFile(RowFile):
-    """A text file of rows. extent: the part of it that is read; None for all of it."""
+    """A text file of rows. byte_range: the part of it that is read; None for all of it."""
 
     encoding: str | None
     byte_range: ByteRange | None = field(default=None, kw_only=True)

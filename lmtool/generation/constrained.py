@@ -52,7 +52,7 @@ class FormState:
         if matcher.is_error():
             raise form.make_error(matcher.get_error())
         self.form, self.spelled = form, spelled or b""
-        self._vocabulary, self._matcher, self._begins = vocabulary, matcher, spelled is None
+        self._vocabulary, self._matcher, self._at_text_start = vocabulary, matcher, spelled is None
         self._lock = RLock()  # a matcher serves one thread at a time
         self._children: WeakValueDictionary[int, FormState] = WeakValueDictionary()
         self._distant: WeakValueDictionary[tuple[int, ...], FormState] = WeakValueDictionary()
@@ -61,7 +61,7 @@ class FormState:
         """Returns the place after an allowed token; an end token changes nothing."""
         child = self._children.get(token)
         if child is None:
-            spellings = self._vocabulary.spelling_ids(token, self._begins)
+            spellings = self._vocabulary.spelling_ids(token, self._at_text_start)
             with self._lock:
                 spelling = next(filter(self._can_follow, spellings), None)
                 if spelling is None:
@@ -114,13 +114,14 @@ class FormState:
         if mistake:
             raise self.form.make_error(mistake)
         spellings = np.unpackbits(mask, bitorder="little").astype(np.bool_)
-        allowed_V = self._vocabulary.spelling_mask_to_token_mask(spellings, self._begins)
+        allowed_V = self._vocabulary.spelling_mask_to_token_mask(spellings, self._at_text_start)
         if allowed_V.any() or self.may_end:
             return allowed_V
         with self._lock:  # forced text has another spelling than the mask expects
             tokens = range(self._vocabulary.size)
             spelled = [
-                any(map(self._can_follow, self._vocabulary.spelling_ids(token, self._begins))) for token in tokens
+                any(map(self._can_follow, self._vocabulary.spelling_ids(token, self._at_text_start)))
+                for token in tokens
             ]
         return np.array(spelled, dtype=np.bool_)
 
@@ -254,7 +255,7 @@ class SpelledVocabulary:
         return state
 
     def spelling_ids(self, token: int, at_text_start: bool) -> tuple[int, ...]:
-        """Returns the spellings of a token, the most common first. begins: at the beginning of a text."""
+        """Returns the spellings of a token, the most common first. at_text_start: whether it begins a text."""
         other = self._others.get(token)
         if other is None or not (at_text_start or self._are_words):
             return (token,)
@@ -262,7 +263,7 @@ class SpelledVocabulary:
         return (other, token) if drops_space else (token, other)
 
     def spelling_mask_to_token_mask(self, spelling_mask: NDArray[np.bool_], at_text_start: bool) -> NDArray[np.bool_]:
-        """Returns a mask (V,) of the tokens of which a spelling is in `mask`, which is over all spellings."""
+        """Returns a mask (V,) of the tokens of which a spelling is in `spelling_mask`, which is over all spellings."""
         allowed_V = spelling_mask[: self.size].copy()
         if at_text_start or self._are_words:
             allowed_V[self._owners] |= spelling_mask[self.size : self.size + len(self._owners)]

@@ -460,7 +460,7 @@ class Engine:
     def _read_chunk(
         self, prefill: _PrefillBatch, n_tokens: int, states: Sequence[RequestState]
     ) -> tuple[Tensor, DecodeState]:
-        """Reads n more tokens of each window for these requests. Returns hidden states (B, T, D) and the new state."""
+        """Reads `n_tokens` more tokens of each window. Returns hidden states (B, T, D) and the new state."""
         cache = prefill.cache
         if cache is None:
             cache = self._prefixes.find_equal_length_prefixes(
@@ -470,19 +470,19 @@ class Engine:
             for state in states:
                 if state.n_steps == 0:
                     state.n_reused = prefill.n_read
-        begun, prefill.n_read = prefill.n_read, prefill.n_read + n_tokens
+        n_read_before, prefill.n_read = prefill.n_read, prefill.n_read + n_tokens
         if cache is None and self._draft is not None and self._chunk is None and len(prefill.windows) == 1:
             # the runner keeps a whole prompt for further samples
             hidden_BTD, cache = self.runner.read_prompt_cached(prefill.windows[0])
         else:
-            tokens = [window.tokens[begun : prefill.n_read] for window in prefill.windows]
+            tokens = [window.tokens[n_read_before : prefill.n_read] for window in prefill.windows]
             hidden_BTD, cache = self.runner.read_tokens(tokens, cache or self.runner.start_state(prefill.windows))
         self._prefixes.store([window.tokens[: prefill.n_read] for window in prefill.windows], cache, n_tokens)
         lengths = [len(window.tokens) for window in prefill.windows]
         prefill.cache = cache if min(lengths) == max(lengths) else cache.truncate_rows(lengths)
         if prefill.n_forced:
             prefill.forced += self._score_read_tokens(
-                hidden_BTD[0], states[0], prefill.windows[0], begun, is_forced=True
+                hidden_BTD[0], states[0], prefill.windows[0], n_read_before, is_forced=True
             )
             return hidden_BTD, prefill.cache
         known: dict[tuple[int, int], list[Token]] = {}  # shared by samples of one prompt
@@ -491,7 +491,7 @@ class Engine:
                 row = prefill.windows.index(state.request.prompt)
                 key = row, state.strategy.n_alternatives
                 if key not in known:
-                    known[key] = self._score_read_tokens(hidden_BTD[row], state, state.request.prompt, begun)
+                    known[key] = self._score_read_tokens(hidden_BTD[row], state, state.request.prompt, n_read_before)
                 state.prompt += known[key]
         return hidden_BTD, prefill.cache
 

@@ -103,9 +103,9 @@ def fill_masks(
             raise UsageError(what, where=where, fix="shorten it, or ask for fewer tokens")
     filler = _MaskFiller(params, mask_id, sorted({*banned_ids, mask_id}), DETAIL_ALTERNATIVES if details else 0)
     waiting = (
-        _MaskState(one, search, *next(search))
+        _MaskState(one, filling, *next(filling))
         for one in number_samples([tuple(text) for text in texts], n, first)
-        for search in [filler.start_filling(texts[one.text], one.draw)]
+        for filling in [filler.start_filling(texts[one.text], one.draw)]
     )
 
     def run() -> Iterator[Completion]:
@@ -120,7 +120,7 @@ def fill_masks(
                     for state, logits_NV in zip(group, logits, strict=True):
                         state.steps += 1
                         try:
-                            state.ids, state.positions = state.search.send(logits_NV)
+                            state.ids, state.positions = state.filling.send(logits_NV)
                             unfinished.append(state)
                         except StopIteration as done:
                             yield build_completion(
@@ -149,7 +149,7 @@ class _MaskState:
     """A text that is being filled. positions: those to score next."""
 
     request: NumberedSample
-    search: _MaskFillingCoroutine
+    filling: _MaskFillingCoroutine
     ids: list[int]
     positions: list[int]
     steps: int = 0

@@ -157,7 +157,7 @@ class ModelRunner:
     def compute_logits(self, hidden_BD: Tensor, ngram_contexts: Sequence[Sequence[int]] = ()) -> Tensor:
         """Returns next-token logits (B, V).
 
-        texts: the ids up to each position, to interpolate with an n-gram model if the model has one.
+        ngram_contexts: the ids up to each position, to interpolate with an n-gram model if the model has one.
         """
         if len(hidden_BD) == 1:
             _ = (

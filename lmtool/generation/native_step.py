@@ -98,7 +98,7 @@ class NativeStep:
         self._width = next(iter(layers.matrices.values())).n_in
         n_slots = next(layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, KeyValueCache))
         self._slots_1S = torch.arange(n_slots)[None]
-        self._x, self._x0, self._input, self._read_and_collate, self._out = (
+        self._x, self._x0, self._input, self._normed, self._out = (
             self._program.reserve_vector(self._width) for _ in range(5)
         )
         self._inner, self._mixed = self._program.reserve_vector(max(widths)), self._program.reserve_vector(max(widths))
@@ -142,7 +142,7 @@ class NativeStep:
                 add(CopyStep(width), self._x, self._input)
             read = self._input if stack.parallel else self._x
             if sublayer.norm_place == "pre":
-                read = self._add_norm(sublayer.norm, read, self._read_and_collate)
+                read = self._add_norm(sublayer.norm, read, self._normed)
             adds = sublayer.residual and sublayer.norm_place != "output" and not stack.adds_to_layer_input
             mixed = self._add_mixer(sublayer.mixer, state, read, i // stack.sublayers_per_layer in stack.full_layers)
             self._add_linear(sublayer.mixer.out, mixed, self._x if adds else self._out, adds)

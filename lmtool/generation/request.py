@@ -163,7 +163,7 @@ class NumberedSample(NamedTuple):
 
 
 def number_samples(texts: Sequence[tuple[int, ...]], n: int, first_draw: int) -> Iterator[NumberedSample]:
-    """Numbers n samples of each text. Draws begin with `first` and continue over equal texts."""
+    """Numbers n samples of each text. Draws begin with `first_draw` and continue over equal texts."""
     seen: Counter[tuple[int, ...]] = Counter()
     for i, ids in enumerate(texts):
         yield from (NumberedSample(i, sample, first_draw + seen[ids] + sample) for sample in range(n))

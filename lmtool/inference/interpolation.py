@@ -30,7 +30,7 @@ def replace_saved_ngrams(run: Run, recipe: Recipe, tokenizer: Tokenizer, ngram: 
         description=f"The {ngram.order}-grams of the training text of {run.name}",
         model=NGram(kind="ngram", order=ngram.order, context=recipe.model.context),
         tokenizer=recipe.tokenizer,
-        data=recipe.data,
+        data=recipe.data.with_unvalidated_values({"mixture": {}, "train": recipe.data.sources, "stream": False}),
         training=Training(steps=1, batch_size=1),
     )
     info = RunInfo.create(recipe="ngram", summary=ngram.description, fingerprints=run.info.fingerprints)

@@ -342,4 +342,4 @@ def bundled_entropy_bits_per_byte(sources: Sequence[str], data: Data) -> float |
     """Returns the entropy of bundled texts in bits per byte, for models that predict the ends of documents."""
     if data.split != "document" or any(source.startswith(HUB_PREFIX) for source in sources):
         return None
-    return bundled.bundled_entropy_bits_per_byte([file for source in sources for file in find_files(source)])
+    return bundled.entropy_bits_per_byte([file for source in sources for file in find_files(source)])

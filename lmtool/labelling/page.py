@@ -56,7 +56,7 @@ def build_labelling_app(labelling: ActiveLearningSession, api_key: str) -> Acces
 def serve_labelling_until_signal(labelling: ActiveLearningSession, port: int, print_line: Callable[[str], None]) -> int:
     """Serves the labelling page until a signal. Returns the number of the signal.
 
-    tell: prints the progress, and the address with a secret key.
+    print_line: prints the progress, and the address with a secret key.
     Raises ResourceError if it cannot listen on the port.
     """
     key = secrets.token_urlsafe(16)

@@ -94,7 +94,7 @@ class HeadOutput(NamedTuple):
 
     scores: in float32; of texts (B, C), of tokens (B, T, C) or of words (B, W, C).
     hidden_BTD: the hidden states below the head, if any.
-    auxiliary_B: as in `Output`.
+    auxiliary_B: as in `HiddenOutput`.
     """
 
     scores: Tensor

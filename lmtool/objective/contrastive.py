@@ -95,7 +95,7 @@ def matryoshka_loss(loss_function: Callable[[Tensor], Tensor], vectors: Tensor, 
 class RowVectors(NamedTuple):
     """The vectors of the texts of each row, in float32 or wider.
 
-    auxiliary: auxiliary loss of each text, as in `model.Output`.
+    auxiliary: auxiliary loss of each text, as in `model.HiddenOutput`.
     """
 
     vectors_NKD: Tensor

@@ -114,7 +114,7 @@ def _split_multi_field_error(
 
 
 def _explain_error(error_type: str, location: _ErrorLocation, tree: Any) -> tuple[KeyPath, str]:
-    """Returns the path and the sentence for a pydantic error of the type `error`."""
+    """Returns the path and the sentence for a pydantic error of the type `error_type`."""
     path, spec, field, root = location
     if field is None:
         others = [spec_kind(owner) for owner in specs_with_key(path, root)]

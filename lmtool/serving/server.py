@@ -152,7 +152,7 @@ def _client_network(client: tuple[str, int] | None) -> str:
 
 
 class _ServerWithoutSignals(uvicorn.Server):
-    """Leaves signals to `serve`."""
+    """Leaves signals to `serve_until_signal`."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -187,7 +187,7 @@ def serve_model_until_signal(generator: TextGenerator, config: ServerConfig, pri
 def serve_until_signal(
     app: AccessMiddleware, worker: ResponseWorker, config: ServerConfig, print_line: Callable[[str], None]
 ) -> int:
-    """Serves an application until a signal, and returns the signal's number; see `serve`."""
+    """Serves an application until a signal, and returns the signal's number; see `serve_model_until_signal`."""
 
     async def run(listener: socket.socket) -> int:
         received: asyncio.Queue[int] = asyncio.Queue()

@@ -56,7 +56,7 @@ class TableData:
 
     Args:
         objective: of the examples.
-        lines: that describe the tables.
+        description_lines: that describe the tables.
         split: the held-out rows, as saved in the run; None if validation tables were given.
         batch_size: rows of a step.
         seed: of the order, and of the folds.

@@ -43,9 +43,9 @@ class TrainingState(SavedState, frozen=False):
     def from_checkpoint(
         cls, checkpoint: Checkpoint, saved_validation: ValidationState | None, new_recipe: Recipe
     ) -> Self:
-        """Reads the state of a checkpoint, updated by the noted validation after it, if there is one.
+        """Reads the state of a checkpoint, updated by the saved validation after it, if there is one.
 
-        recipe: for the steps to come. If it selects the best checkpoint by other criteria, there is none yet, and the
+        new_recipe: for the steps to come. If it selects the best checkpoint otherwise, there is none yet, and the
         last validation is pending again. Raises CheckpointError as `read_saved_state` does.
         """
         state = cls(**read_saved_state(checkpoint).model_dump(exclude_unset=True))
@@ -72,7 +72,7 @@ class TrainingState(SavedState, frozen=False):
     def add_step(self, step: CompletedStep, peak_tokens_per_second: float | None = None) -> LogRecord:
         """Adds a completed step. Returns its record, in the format of metrics.jsonl.
 
-        peak_speed: tokens per second at the peak of the devices, if it is known.
+        peak_tokens_per_second: tokens per second at the peak of the devices, if it is known.
         """
         self.micro_batch = step.micro_batch
         self.tokens += step.tokens
@@ -171,7 +171,7 @@ class CheckpointManager:
         self._log_failed = bool(failures)
 
     def _write_or_warn(self, write: Callable[[Run], None], warning_prefix: str = "") -> Iterator[Warn]:
-        """Writes to the run, if this process has one. Yields a warning on failure. failure: its first words."""
+        """Writes to the run, if this process has one. Yields a warning on failure. warning_prefix: its first words."""
         try:
             if self.run is not None:
                 write(self.run)

@@ -60,7 +60,7 @@ class TextData:
     fingerprint: of the content.
     unit: what counts of data are in.
     validation_tokens: number of tokens that a validation computes.
-    lines: descriptions of the data.
+    description_lines: of the data.
     warnings: about the data.
     bytes_per_token: of the validation text.
     is_measured: the best checkpoint is evaluated at the end.
@@ -91,7 +91,7 @@ class TextData:
         whether an n-gram model is kept to interpolate with, if that gains. is_foreign: whether the tokenizer was not
         trained on this text."""
         self._blocks: Sequence[BackgroundBlockTokenizer] = ()
-        self._marks: Sequence[StreamPosition] = ()
+        self._resume_positions: Sequence[StreamPosition] = ()
         self._prepared, self.prompt_format, self.objective = prepared, prompt_format, objective
         self._context, self._batch_size, self._seed = context, batch_size, seed
         self._lanes = batch_size if carries_state else None
@@ -108,8 +108,8 @@ class TextData:
     ) -> Iterator[None]:
         """Returns a context in which streamed texts are read while a model trains.
 
-        marks: the position in each text from which to go on, if any. Raises CheckpointError if what follows a mark has
-        changed.
+        resume_positions: the position in each text from which to go on, if any. Raises CheckpointError if what follows
+        one of them has changed.
         """
         if not self._prepared.streamed:
             yield
@@ -122,7 +122,7 @@ class TextData:
     def warnings(self) -> tuple[str, ...]:
         texts = self._prepared.texts
         if (
-            bundled.bundled_entropy_bits_per_byte(
+            bundled.entropy_bits_per_byte(
                 [file for parts in texts for part in parts for file in part.text.corpus.files]
             )
             is not None
@@ -388,7 +388,7 @@ def _has_targets(store: TokenStore, objective: Objective, window: int) -> bool:
 def make_prompt_from_beginning(store: TokenStore, tokenizer: Tokenizer, skip_partial_line: bool) -> str:
     """Makes a prompt of the first words of a text: at most MAX_PROMPT_CHARACTERS, and a third of its first document.
 
-    is_stream: whether the text may begin within a line, which is then left out.
+    skip_partial_line: whether the text may begin within a line, which is then left out.
     """
     start, stop = store.document_range(0)
     text = tokenizer.decode(store.read(start, min(stop, start + 20 * MAX_PROMPT_CHARACTERS)).tolist())

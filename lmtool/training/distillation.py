@@ -65,7 +65,7 @@ def add_distillation_loss(
 ) -> Objective:
     """Returns the objective of a student, with its teacher on the same device; unchanged without a teacher.
 
-    student_recipe: the student's, resolved.
+    student_recipe: resolved.
     """
     if teacher is None:
         return objective
@@ -79,7 +79,7 @@ def add_distillation_loss(
 
 
 def check_teacher(teacher: Reference, student_recipe: Recipe, tokenizer: Tokenizer) -> None:
-    """Raises UsageError for a run that cannot teach a student. student_recipe: the student's, resolved."""
+    """Raises UsageError for a run that cannot teach a student. student_recipe: resolved."""
     _check_same_tokenizer(teacher, tokenizer, "the student")
     _check_same_task_and_rows(teacher, student_recipe, tokenizer)
     ours, theirs = student_recipe.model, teacher.recipe.model

@@ -60,7 +60,7 @@ class CompletedStep:
         by gradients.
     tokens: targets of the step, over all processes.
     n_computed: tokens computed, over all processes, with padding, which depends on micro-batches; see
-        `Objective.count_computed`.
+        `Objective.count_computed_units`.
     seconds: duration of the step.
     micro_batch: rows computed at once.
     recomputes: activations were recomputed because memory ran out.

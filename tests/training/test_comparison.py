@@ -15,10 +15,11 @@ from lmtool.cli import app
 from lmtool.errors import CheckpointError
 from lmtool.inference.load import load_merged_and_packed, load_run
 from lmtool.inference.scoring import score_texts
+from lmtool.recipe.load import parse_settings
 from lmtool.run.checkpoint import list_checkpoints
-from lmtool.training import comparison
+from lmtool.training import comparison, plan, train
 from lmtool.training.comparison import BitsPerByteResults, cross_fit_ngram_weight
-from tests.support.training import Work, documents, ended, words
+from tests.support.training import Work, documents, ended, no_report, words
 
 BASELINE = "evaluation.baseline=true"
 
@@ -102,6 +103,17 @@ def test_a_run_that_gains_keeps_its_ngrams_and_is_interpolated_with_them(work: W
     assert results(work)["ngram_weight"] == weight
     assert not (run / "ngrams").exists()
     assert load_merged_and_packed(str(run)).model.interpolation is None
+
+
+def test_a_mixture_of_texts_keeps_ngrams(work: Work) -> None:
+    other = work.folder / "other.txt"
+    other.write_text(documents(60, seed=3), encoding="utf-8")
+    mixture = f"data.mixture={{{work.text}: 1, {other}: 2}}"
+    settings = parse_settings([mixture, "tokenizer={kind: bpe, vocab_size: 320}", BASELINE])
+    planned = plan.plan_pretraining(None, str(work.recipe), settings, no_report)
+    assert [*train.train(planned, work.session())]
+    assert results(work)["ngram_weight"] > 0
+    assert load_merged_and_packed(str(work.run())).model.interpolation is not None
 
 
 def test_damaged_ngrams_are_told(work: Work) -> None:

@@ -143,7 +143,12 @@ def _find_compiler() -> list[str]:
 
     Raises FileNotFoundError.
     """
-    for command in map(shlex.split, (os.environ.get("CC", ""), *COMPILERS)):
+    given = os.environ.get("CC", "")
+    try:
+        own = [given] if shutil.which(given) else shlex.split(given)
+    except ValueError:  # an open quotation mark
+        own = []
+    for command in (own, *([name] for name in COMPILERS)):
         if command and (path := shutil.which(command[0])):
             return [path, *command[1:]]
     raise FileNotFoundError("there is no C compiler")

@@ -95,12 +95,19 @@ def test_what_is_loaded_was_in_memory(monkeypatch: pytest.MonkeyPatch, in_memory
     assert build._load_library(content).step
 
 
-def test_the_compiler_of_cc_may_have_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("#!/bin/sh\n")
-    (tmp_path / "mine").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("CC", "mine -m64 '-DA=b c'")
-    assert build._find_compiler() == [str(tmp_path / "mine"), "-m64", "-DA=b c"]
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [("mine -m64 '-DA=b c'", ["mine", "-m64", "-DA=b c"]), ("my cc", ["my cc"]), ('mine "', ["cc"]), ("none", ["cc"])],
+)
+def test_cc_is_a_compiler_with_flags_or_else_another_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, command: list[str]
+) -> None:
+    for name in "mine", "my cc", "cc":
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", given)
+    assert build._find_compiler() == [str(tmp_path / command[0]), *command[1:]]
 
 
 def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, caplog: Any) -> None:
