@@ -115,7 +115,7 @@ class TextData:
             yield
             return
         with open_block_stores(self._prepared, compute, resume_positions) as self._blocks:
-            self._marks = resume_positions
+            self._resume_positions = resume_positions
             yield
 
     @cached_property
@@ -263,8 +263,8 @@ class TextData:
 
     def _stream_text(self, n: int, cut: TextCutSettings, seed: int) -> StreamedWindows:
         """Returns the windows of the n-th streamed text, from its mark on."""
-        mark = self._marks[n] if self._marks else None
-        return StreamedWindows(self._blocks[n], cut, seed, self._batch_size, mark, self._spec.isolate_documents)
+        position = self._resume_positions[n] if self._resume_positions else None
+        return StreamedWindows(self._blocks[n], cut, seed, self._batch_size, position, self._spec.isolate_documents)
 
     @property
     def n_train(self) -> int:
