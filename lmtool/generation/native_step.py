@@ -164,9 +164,9 @@ class NativeStep:
         norm = cast(nn.LayerNorm | RMSNorm, module)
         gain, bias = (norm.gain(), None) if isinstance(norm, RMSNorm) else (norm.weight, norm.bias)
         gain_and_bias = self._program.store_tensor(gain), self._program.store_tensor(bias)
-        is_centred = isinstance(norm, nn.LayerNorm)
+        is_centered = isinstance(norm, nn.LayerNorm)
         self._program.add_step(
-            NormStep(*gain_and_bias, n_parts, norm.normalized_shape[0], is_centred, norm.eps), src, dst
+            NormStep(*gain_and_bias, n_parts, norm.normalized_shape[0], is_centered, norm.eps), src, dst
         )
         return dst
 

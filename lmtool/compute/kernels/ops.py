@@ -143,9 +143,11 @@ def rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> Tensor:
 @_register_operator()
 def _rms_norm_backward(x: Tensor, gain_C: Tensor, factors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     x, grad = x.contiguous(), grad.contiguous()
-    slope, gain_slopes = torch.empty_like(x), x.new_zeros(torch.get_num_threads(), len(gain_C))
-    _call_kernel("normalise_slopes", x, gain_C, factors, grad, slope, gain_slopes, factors.numel(), len(gain_C), work=x)
-    return slope, gain_slopes.sum(0)
+    x_grad, gain_grads = torch.empty_like(x), x.new_zeros(torch.get_num_threads(), len(gain_C))
+    _call_kernel(
+        "rms_norm_backward", x, gain_C, factors, grad, x_grad, gain_grads, factors.numel(), len(gain_C), work=x
+    )
+    return x_grad, gain_grads.sum(0)
 
 
 @_register_operator(_rms_norm_backward, saved_inputs=(0, 1))
@@ -153,7 +155,7 @@ def _rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Returns the normalised rows, and the factor of each."""
     x = x.contiguous()
     out, factors = torch.empty_like(x), x.new_empty(x.shape[:-1])
-    _call_kernel("normalise", x, gain_C, out, factors, factors.numel(), len(gain_C), eps, work=x)
+    _call_kernel("rms_norm", x, gain_C, out, factors, factors.numel(), len(gain_C), eps, work=x)
     return out, factors
 
 
@@ -171,16 +173,16 @@ def swiglu(inner: Tensor) -> Tensor:
 @_register_operator()
 def _swiglu_backward(inner: Tensor, grad: Tensor) -> Tensor:
     inner, grad = inner.contiguous(), grad.contiguous()
-    slope, width = torch.empty_like(inner), grad.shape[-1]
-    _call_kernel("gate", inner, grad, slope, grad.numel() // max(1, width), width, _is_bfloat16(grad), work=grad)
-    return slope
+    inner_grad, width = torch.empty_like(inner), grad.shape[-1]
+    _call_kernel("swiglu", inner, grad, inner_grad, grad.numel() // max(1, width), width, _is_bfloat16(grad), work=grad)
+    return inner_grad
 
 
 @_register_operator(lambda inner, grad: (_swiglu_backward(inner, grad),), saved_inputs=(0,))
 def _swiglu(inner: Tensor) -> Tensor:
     inner, width = inner.contiguous(), inner.shape[-1] // 2
     out = inner.new_empty(*inner.shape[:-1], width)
-    _call_kernel("gate", inner, None, out, out.numel() // max(1, width), width, _is_bfloat16(out), work=out)
+    _call_kernel("swiglu", inner, None, out, out.numel() // max(1, width), width, _is_bfloat16(out), work=out)
     return out
 
 
@@ -211,7 +213,7 @@ def _rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor, sign: float) -> 
     out = x_BNTH.new_empty(x_BNTH.shape)
     row_stride = cos_P1TA[0].numel() if cos_P1TA.shape[0] > 1 else 0
     sizes = *x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], row_stride
-    _call_kernel("rotate_heads", sizes, x_BNTH, out, cos_P1TA, sin_P1TA, sign, _is_bfloat16(out), work=out)
+    _call_kernel("rotary", sizes, x_BNTH, out, cos_P1TA, sin_P1TA, sign, _is_bfloat16(out), work=out)
     return out
 
 
@@ -234,7 +236,7 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 def _dropout_backward(x: Tensor, seed: Tensor, p: float) -> Tensor:
     x, below = x.contiguous(), min(round(p * 2**32), 2**32 - 1)
     out = torch.empty_like(x)
-    _call_kernel("drop", x, out, x.numel(), seed, below, 2**32 / (2**32 - below), _is_bfloat16(x), work=x)
+    _call_kernel("dropout", x, out, x.numel(), seed, below, 2**32 / (2**32 - below), _is_bfloat16(x), work=x)
     return out
 
 
@@ -265,14 +267,14 @@ def cross_entropy(
     return cast(Tensor, _PlainCrossEntropy.apply(logits_RV, targets_R, weights_R, target_mass, uniform_mass))  # type: ignore[no-untyped-call]
 
 
-def _scale_logit_gradient(slope_RV: Tensor, loss_gradient: Tensor) -> Tensor:
+def _scale_logit_gradient(grad_RV: Tensor, loss_gradient: Tensor) -> Tensor:
     """The gradient of the logits, from that of a loss of which the gradient is 1."""
     if type(loss_gradient) is Tensor and loss_gradient.device.type == "cpu" and loss_gradient == 1:
-        return slope_RV
-    return slope_RV * loss_gradient.to(slope_RV.dtype)
+        return grad_RV
+    return grad_RV * loss_gradient.to(grad_RV.dtype)
 
 
-@_register_operator(lambda slope_RV, grad: (_scale_logit_gradient(slope_RV, grad),))
+@_register_operator(lambda grad_RV, grad: (_scale_logit_gradient(grad_RV, grad),))
 def _cross_entropy(
     logits_RV: Tensor,
     targets_R: Tensor,
@@ -283,14 +285,20 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     logits_RV = logits_RV.contiguous()
     loss_R = torch.empty(logits_RV.shape[0])
-    slope = logits_RV.new_empty(logits_RV.shape if with_gradient else 0)
+    logits_grad = logits_RV.new_empty(logits_RV.shape if with_gradient else 0)
     _call_kernel(
         "cross_entropy",
-        *(logits_RV, slope if with_gradient else None, loss_R, targets_R.contiguous(), weights_R.float().contiguous()),
+        *(
+            logits_RV,
+            logits_grad if with_gradient else None,
+            loss_R,
+            targets_R.contiguous(),
+            weights_R.float().contiguous(),
+        ),
         *(torch.tensor((target_mass, uniform_mass)), *logits_RV.shape, _is_bfloat16(logits_RV)),
         work=logits_RV,
     )
-    return loss_R.sum(), slope
+    return loss_R.sum(), logits_grad
 
 
 class _PlainCrossEntropy(torch.autograd.Function):
@@ -306,14 +314,14 @@ class _PlainCrossEntropy(torch.autograd.Function):
         if uniform_mass:
             loss_R = loss_R - uniform_mass * log_p_RV.sum(-1)
         if ctx.needs_input_grad[0]:
-            slope_RV = log_p_RV.exp_()
+            grad_RV = log_p_RV.exp_()
             if uniform_mass:
-                slope_RV -= uniform_mass
-            slope_RV.scatter_add_(-1, targets_R1, slope_RV.new_full(targets_R1.shape, -target_mass))
-            slope_RV *= weights_R[:, None]
+                grad_RV -= uniform_mass
+            grad_RV.scatter_add_(-1, targets_R1, grad_RV.new_full(targets_R1.shape, -target_mass))
+            grad_RV *= weights_R[:, None]
             # float16 would underflow before the gradient scale, applied later, can prevent it
             kept = torch.float32 if logits_RV.dtype == torch.float16 else logits_RV.dtype
-            ctx.save_for_backward(slope_RV.to(kept))
+            ctx.save_for_backward(grad_RV.to(kept))
         ctx.dtype = logits_RV.dtype
         return (loss_R * weights_R).sum()
 

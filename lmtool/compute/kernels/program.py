@@ -19,7 +19,7 @@ class LinearStep(Structure):
 
 
 class NormStep(Structure):
-    _fields_ = (*c_fields(c_void_p, "gain bias"), *c_fields(c_int32, "n_parts width is_centred"), ("eps", c_float))
+    _fields_ = (*c_fields(c_void_p, "gain bias"), *c_fields(c_int32, "n_parts width is_centered"), ("eps", c_float))
 
 
 class RotateStep(Structure):

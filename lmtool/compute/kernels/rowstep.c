@@ -8,15 +8,17 @@ enum { RELU, TANH, GELU, GELU_TANH, SILU, RELU_SQUARED };
 /* y = W x + b, or y += that */
 typedef struct { Matrix matrix; int32_t adds; } Linear;
 
-/* parts of `width` numbers, each to mean square 1 and, if centred as in LayerNorm, to mean 0 before; gain or bias: NULL */
-typedef struct { const float *gain, *bias; int32_t n_parts, width, is_centred; float eps; } Norm;
+/* parts of `width` numbers, each to mean square 1 and, if centred as in LayerNorm, to mean 0 before; gain, bias: may be
+NULL */
+typedef struct { const float *gain, *bias; int32_t n_parts, width, is_centered; float eps; } Norm;
 
 /* heads whose first `n_rotated` numbers turn in pairs (i, i + n_rotated / 2), by the angles (positions, n_rotated) */
 typedef struct { const float *cosines, *sines; int32_t n_heads, width, n_rotated; } Rotate;
 
-/* attention of one position to keys and values (n_kv_heads, n_slots, width). The queries of all heads lie at src; behind
-them, unless a source was read, the keys and values of this position.
-    bias: (n_heads, n_slots) by the distance to the key, or NULL. window: 0 for all. n_source: positions of a source, or 0 */
+/* attention of one position to keys and values (n_kv_heads, n_slots, width). The queries of all heads lie at src, and
+behind them, unless a source was read, the keys and values of this position.
+    bias: (n_heads, n_slots) by the distance to the key, or NULL. window: 0 for all.
+    n_source: positions of a source, or 0 */
 typedef struct {
     float *keys, *values;
     const float *bias;
@@ -45,7 +47,7 @@ typedef struct {
 static void norm(const Norm *op, const float *x, float *y) {
     for (int part = 0; part < op->n_parts; part++, x += op->width, y += op->width) {
         float mean = 0, square = 0;
-        if (op->is_centred) {
+        if (op->is_centered) {
             for (int i = 0; i < op->width; i++) mean += x[i];
             mean /= op->width;
         }
@@ -68,7 +70,7 @@ static void rotate(const Rotate *op, float *x, int64_t position) {
 }
 
 /* keys and values of this position, which lie behind the queries, go where the caches have them */
-static void remember(const Attend *op, const float *x, int64_t position) {
+static void append_to_cache(const Attend *op, const float *x, int64_t position) {
     const float *keys = x + op->n_heads * op->key_width, *values = keys + op->n_kv_heads * op->key_width;
     for (int64_t head = 0; head < op->n_kv_heads; head++) {
         const int64_t slot = head * op->n_slots + position;
@@ -77,11 +79,11 @@ static void remember(const Attend *op, const float *x, int64_t position) {
     }
 }
 
-/* `used`: the keys that there are */
-static void attend(const Attend *op, const float *x, float *y, int64_t used, int thread, int threads) {
+/* `n_cached`: the keys that there are */
+static void attend(const Attend *op, const float *x, float *y, int64_t n_cached, int thread, int n_threads) {
     int64_t from, to;
-    share(op->n_heads, thread, threads, &from, &to);
-    const int64_t first = op->window && used > op->window ? used - op->window : 0, n_keys = used - first;
+    split_range(op->n_heads, thread, n_threads, &from, &to);
+    const int64_t first = op->window && n_cached > op->window ? n_cached - op->window : 0, n_keys = n_cached - first;
     float *scores = malloc(n_keys * sizeof *scores);
     for (int64_t head = from; head < to; head++) {
         const int64_t slot = head / (op->n_heads / op->n_kv_heads) * op->n_slots + first;
@@ -96,7 +98,7 @@ static void attend(const Attend *op, const float *x, float *y, int64_t used, int
             scores[s] = sum;
             largest = fmaxf(largest, sum);
         }
-        for (int64_t s = 0; s < n_keys; s++) total += scores[s] = power(scores[s] - largest);
+        for (int64_t s = 0; s < n_keys; s++) total += scores[s] = exp_nonpositive(scores[s] - largest);
         float *out = y + head * op->value_width;
         for (int i = 0; i < op->value_width; i++) out[i] = 0;
         for (int64_t s = 0; s < n_keys; s++, value += op->value_width)
@@ -106,66 +108,67 @@ static void attend(const Attend *op, const float *x, float *y, int64_t used, int
     free(scores);
 }
 
-static inline float hyperbolic(float x) {
-    const float e = power(-2 * fabsf(x));
+static inline float fast_tanh(float x) {
+    const float e = exp_nonpositive(-2 * fabsf(x));
     return copysignf((1 - e) / (1 + e), x);
 }
 
-static inline float activated(float x, int function) {
+static inline float apply_activation(float x, int function) {
     switch (function) {
     case RELU: return fmaxf(x, 0);
     case RELU_SQUARED: return fmaxf(x, 0) * fmaxf(x, 0);
-    case TANH: return hyperbolic(x);
+    case TANH: return fast_tanh(x);
     case GELU: return 0.5f * x * (1 + erff(x * 0.70710678f));
-    case GELU_TANH: return 0.5f * x * (1 + hyperbolic(0.79788456f * (x + 0.044715f * x * x * x)));
+    case GELU_TANH: return 0.5f * x * (1 + fast_tanh(0.79788456f * (x + 0.044715f * x * x * x)));
     default: {
-        const float e = power(-fabsf(x));
+        const float e = exp_nonpositive(-fabsf(x));
         return x > 0 ? x / (1 + e) : x * e / (1 + e);
     }
     }
 }
 
-static void activate(const Activate *op, const float *x, float *y, int thread, int threads) {
+static void activate(const Activate *op, const float *x, float *y, int thread, int n_threads) {
     int64_t from, to;
-    share(op->width, thread, threads, &from, &to);
-    for (int64_t i = from; i < to; i++) y[i] = activated(x[i], op->function) * (op->is_gated ? x[op->width + i] : 1);
+    split_range(op->width, thread, n_threads, &from, &to);
+    for (int64_t i = from; i < to; i++)
+        y[i] = apply_activation(x[i], op->function) * (op->is_gated ? x[op->width + i] : 1);
 }
 
-static void gate(const Gate *op, const float *x, float *y, int thread, int threads) {
+static void gate(const Gate *op, const float *x, float *y, int thread, int n_threads) {
     int64_t from, to;
-    share(op->n_gates, thread, threads, &from, &to);
+    split_range(op->n_gates, thread, n_threads, &from, &to);
     for (int64_t i = from; i < to; i++)
-        for (int64_t j = i * op->width; j < (i + 1) * op->width; j++) y[j] *= 0.5f + 0.5f * hyperbolic(0.5f * x[i]);
+        for (int64_t j = i * op->width; j < (i + 1) * op->width; j++) y[j] *= 0.5f + 0.5f * fast_tanh(0.5f * x[i]);
 }
 
 /* one operation by a thread; where only the first computes, the others wait */
-static void compute(const Operation *op, float *memory, int64_t position, int thread, int threads) {
+static void compute(const Operation *op, float *memory, int64_t position, int thread, int n_threads) {
     const float *x = memory + op->src;
     float *y = memory + op->dst;
     const int is_first = thread == 0;
     switch (op->kind) {
-    case LINEAR: linear(&op->linear.matrix, x, y, 1, op->linear.adds, thread, threads); break;
+    case LINEAR: linear(&op->linear.matrix, x, y, 1, op->linear.adds, thread, n_threads); break;
     case NORM: if (is_first) norm(&op->norm, x, y); break;
     case ROTATE: if (is_first) rotate(&op->rotate, y, position); break;
     case ATTEND:
         if (!op->attend.n_source) {
-            if (is_first) remember(&op->attend, x, position);
+            if (is_first) append_to_cache(&op->attend, x, position);
 #pragma omp barrier
         }
-        attend(&op->attend, x, y, op->attend.n_source ? op->attend.n_source : position + 1, thread, threads);
+        attend(&op->attend, x, y, op->attend.n_source ? op->attend.n_source : position + 1, thread, n_threads);
         break;
-    case ACTIVATE: activate(&op->activate, x, y, thread, threads); break;
+    case ACTIVATE: activate(&op->activate, x, y, thread, n_threads); break;
     case ADD:
         if (is_first) for (int i = 0; i < op->add.width; i++) y[i] = op->add.own_scale * y[i] + op->add.scale * x[i];
         break;
-    case GATE: gate(&op->gate, x, y, thread, threads); break;
+    case GATE: gate(&op->gate, x, y, thread, n_threads); break;
     case COPY: if (is_first) memcpy(y, x, op->copy.width * sizeof(float));
     }
 #pragma omp barrier
 }
 
 /* one token through the operations; position: its own, from 0 */
-void step(const Operation *operations, int32_t n, float *memory, int64_t position, int32_t threads) {
-#pragma omp parallel num_threads(threads)
+void step(const Operation *operations, int32_t n, float *memory, int64_t position, int32_t n_threads) {
+#pragma omp parallel num_threads(n_threads)
     for (int i = 0; i < n; i++) compute(operations + i, memory, position, omp_get_thread_num(), omp_get_num_threads());
 }
