@@ -1,4 +1,4 @@
-/* What the kernels split_range. */
+/* What the kernels share. */
 
 #include <math.h>
 #include <stdint.h>

@@ -49,7 +49,7 @@ static inline v16f load_16bit(const uint16_t *p, int dtype) {
     return (v16f)bits;
 }
 
-/* sums += load_4_inputs products for each of 16 outputs; weights are unsigned, inputs signed */
+/* sums += four products for each of 16 outputs; weights are unsigned, inputs signed */
 static inline v16i add_dot4(v16i sums, v64u w, int32_t x4) {
 #if defined(__AVX512VNNI__)
     return (v16i)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, _mm512_set1_epi32(x4));

@@ -79,7 +79,7 @@ static void append_to_cache(const Attend *op, const float *x, int64_t position) 
     }
 }
 
-/* `n_cached`: the keys that there are */
+/* n_cached: number of keys in the cache */
 static void attend(const Attend *op, const float *x, float *y, int64_t n_cached, int thread, int n_threads) {
     int64_t from, to;
     split_range(op->n_heads, thread, n_threads, &from, &to);

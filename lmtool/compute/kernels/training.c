@@ -112,8 +112,8 @@ INLINE float cross_entropy_row(const void *x, void *grad, int64_t n, int64_t tar
     return weight * (mass[0] * (shift - load(x, target, is_bf16)) + (mass[1] ? mass[1] * (n * shift - sum) : 0));
 }
 
-/* weight (-mass[0] log p(target) - mass[1] sum log p) of each row of n logits, and unless `grad` is NULL the gradient of
-the logits */
+/* weight (-mass[0] log p(target) - mass[1] sum log p) of each row of n logits, and, unless `grad` is NULL, the gradient
+of the logits */
 void cross_entropy(const void *x, void *grad, float *loss, const int64_t *targets, const float *weights,
                    const float *mass, int64_t rows, int64_t n, int32_t is_bf16, int32_t n_threads) {
 #pragma omp parallel for num_threads(n_threads)
