@@ -98,7 +98,7 @@ class TrainedModel(TextGenerator):
         self.check_generates()
         runner, tokenizer = ModelRunner(self.loaded.model), self.loaded.tokenizer
         window = runner.fit_prompt(self.loaded.prompt_format.make_prompt(prompt), "refuse", "prompt")
-        with self.computing():
+        with self.step_context():
             hidden_1TD, _ = runner.read_tokens([window.tokens], runner.start_state([window]))
         p_V = runner.compute_logits(hidden_1TD[0, -1:], [window.text])[0].double().softmax(-1)[: tokenizer.vocab_size]
         return [(tokenizer.display_token(i), float(p_V[i])) for i in p_V.argsort(descending=True, stable=True).tolist()]

@@ -24,7 +24,7 @@ def run_training(
     quiet: bool,
     *,
     output: Path | None = None,
-    retry: bool = False,
+    replace_aborted: bool = False,
     brief: bool = False,
     until: float = 1.0,
     stops_below_baseline: bool = False,
@@ -32,7 +32,7 @@ def run_training(
 ) -> Path | None:
     """Runs a training session and shows its progress; prints results and the run directory to stdout at the end.
 
-    output, retry, stops_below_baseline, profiles: see `SessionOptions`.
+    output, replace_aborted, stops_below_baseline, profiles: see `SessionOptions`.
     brief: shows only the first line of each result. until: stops after this share of the steps.
     Returns the run directory, if this process has one.
     """
@@ -55,7 +55,7 @@ def run_training(
             report,
             stops,
             output,
-            retry,
+            replace_aborted,
             until=until,
             profiles=profiles,
             stops_below_baseline=stops_below_baseline,

@@ -305,9 +305,9 @@ class _TrainingWorkload:
             fits = None if memory is None else self.held.sum <= USABLE_MEMORY_FRACTION * memory
             return _MicroBatch(rows, None, fits)
         while True:
-            rows_of = partial(self.make_micro_batch_to_trace, accumulates=rows < self.rows_per_device)
+            make_batch = partial(self.make_micro_batch_to_trace, accumulates=rows < self.rows_per_device)
             taken = estimate_training_memory_per_device(
-                self.spec, self.vocab_size, self.held, rows_of, rows, self.devices
+                self.spec, self.vocab_size, self.held, make_batch, rows, self.devices
             )
             fits = None if memory is None else taken.peak <= USABLE_MEMORY_FRACTION * memory
             if fits is not False or rows == 1 or training.micro_batch != "auto":

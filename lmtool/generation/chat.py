@@ -183,7 +183,7 @@ class Conversation:
         state = self._engine.prepare(request)
         self._n_answers[key] += 1
         n_left, self.n_left = first - self.n_left, first
-        return Reply(self._engine.run(iter([state]), self._generator.computing), questions, self, n_left)
+        return Reply(self._engine.run(iter([state]), self._generator.step_context), questions, self, n_left)
 
     @property
     def pending_calls(self) -> tuple[ToolCall, ...]:

@@ -51,7 +51,7 @@ def generate(
     draft: Draft | None = None,
     end_ids: Collection[int] = (),
     banned_ids: Collection[int] = (),
-    computing: Callable[[], AbstractContextManager[object]] = nullcontext,
+    step_context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[Token]:
     """Continues each prompt, generates its target or fills its masks. Yields tokens in the order of generation.
 
@@ -74,7 +74,7 @@ def generate(
         max_rows: maximum rows of a batch.
         draft: proposes tokens, which the model verifies several at once. Requests are then computed one at a time.
         end_ids, banned_ids: as in `Request`.
-        computing: a context around each step, such as one that sets a precision.
+        step_context: a context around each step, such as one that sets a precision.
 
     Raises UsageError when the model has no next token, when the draft cannot propose tokens for it, when options
     contradict the strategy, and as `ModelRunner.fit_prompt` does. The model is in evaluation mode while the iterator
@@ -96,7 +96,7 @@ def generate(
         cut = overflow != "refuse"
         options: dict[str, Any] = {"n": n, "first": first, "details": details, "max_rows": max_rows}
         filled = fill_text_masks(
-            model, texts, params, prompt_format, cut=cut, mask=mask, length=length, computing=computing, **options
+            model, texts, params, prompt_format, cut=cut, mask=mask, length=length, step_context=step_context, **options
         )
         return (
             Token(one.tokens[-1], one.logprobs[-1], text=one.text, request=one.request, completion=one)
@@ -147,7 +147,7 @@ def generate(
             completion = replace(completion, request=index, sample=sample, prompt=texts[i])
         return replace(token, request=index, sample=sample, completion=completion)
 
-    return map(renumber, engine.run(waiting, computing, n_at_once))
+    return map(renumber, engine.run(waiting, step_context, n_at_once))
 
 
 def complete(
@@ -235,7 +235,7 @@ class TextGenerator:
         self.check_generates()
         prompts = [prompts] if isinstance(prompts, str) else prompts
         params = params or (MaskPredict() if self.loaded.model.reads == "both" else SamplingParams())
-        options |= {"draft": self.draft, "computing": self.computing}
+        options |= {"draft": self.draft, "step_context": self.step_context}
         return generate(self.loaded.model, prompts, params, self.loaded.prompt_format, **options)
 
     @property
@@ -269,7 +269,7 @@ class TextGenerator:
         return [completion.text for completion in self.completions(prompts, params, **options)]
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
+    def step_context(self) -> Iterator[None]:
         """A context in which the model computes in its precision, and with its number of threads."""
         with self.loaded.compute.autocast(), use_cpu_threads(self.threads):
             yield

@@ -82,7 +82,7 @@ def fill_masks(
     banned_ids: Collection[int] = (),
     details: bool = False,
     max_rows: int = 16,
-    computing: Callable[[], AbstractContextManager[object]] = nullcontext,
+    step_context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[Completion]:
     """Fills the masks of each text. Yields completions without text, in the order in which they are complete.
 
@@ -115,7 +115,7 @@ def fill_masks(
                 unfinished = []
                 by_length = groupby(sorted(running, key=lambda one: len(one.ids)), key=lambda one: len(one.ids))
                 for group in [list(group) for _, group in by_length]:
-                    with computing():
+                    with step_context():
                         logits = _compute_logits(model, runner, group)
                     for state, logits_NV in zip(group, logits, strict=True):
                         state.steps += 1

@@ -47,9 +47,6 @@ from lmtool.run.tensors import get_meta_tensors, read_tensor_rows, select_and_st
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 
-HeadNotice = str
-"""Says whether the head of a model is new, or that of the run that its weights are from."""
-
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -183,7 +180,7 @@ def build_for_training(
     vectors: MatchedVectors | None = None,
     feature_model: LoadedModel | None = None,
     shards: ShardedBuild | None = None,
-) -> tuple[LanguageModel, HeadNotice | None]:
+) -> tuple[LanguageModel, str | None]:
     """Builds a model to train, with the trainable weights that the recipe sets.
 
     set_data_statistics_: initializes the model with statistics of the data.
@@ -370,7 +367,7 @@ def _freeze_and_add_adapters_(lm: LanguageModel, recipe: Recipe, *, for_training
             parameter.requires_grad_(False)
 
 
-def _load_base_weights(lm: LanguageModel, base: Reference, objective: AnyObjective) -> HeadNotice | None:
+def _load_base_weights(lm: LanguageModel, base: Reference, objective: AnyObjective) -> str | None:
     """Copies the weights of another run into a model, and its head if both have one for the same labels.
 
     objective: objective of the model. Returns a notice about the head, if any. Raises as `load_weights` does.

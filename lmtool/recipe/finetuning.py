@@ -240,12 +240,12 @@ def make_table_recipe(parent: ParentRun, table: TableProperties) -> Recipe:
     (Peters et al. 2018). An averaging model is trained as before.
     Raises UsageError for a model that cannot generate targets.
     """
-    base, n_rows, published = parent.recipe, table.n_rows, parent.is_published
+    base, n_rows, is_published = parent.recipe, table.n_rows, parent.is_published
     model = base.model
-    epochs, batch_size, data = choose_epochs(n_rows, published), BATCH_ROWS, Data()
+    epochs, batch_size, data = choose_epochs(n_rows, is_published), BATCH_ROWS, Data()
     if n_rows < FEW_ROWS and (table.targets_are_text or table.head == "classification"):
         batch_size = FEW_TARGETS_BATCH if table.targets_are_text else FEW_LABELS_BATCH
-        epochs, data = choose_epochs_of_few_rows(n_rows, published), Data(valid_fraction=0)
+        epochs, data = choose_epochs_of_few_rows(n_rows, is_published), Data(valid_fraction=0)
     recipe = Recipe(
         description=f"fine-tuned from {parent.name}",
         seed=base.seed,
@@ -289,8 +289,8 @@ def with_dependent_values(recipe: Recipe, recipe_with_settings: Recipe, n_rows: 
     every = min(MAX_VALIDATION_STEPS, max(1, n_train // training.batch_size))
     values: dict[str, float | None] = {"evaluation.every": every, "checkpoint.every": every}
     if not isinstance(recipe.model, Averaging):
-        is_part = tuning.lora is not None or tuning.freeze == "body"
-        values["optimizer.lr"] = rate = _choose_learning_rate(recipe.model, is_published, is_part)
+        trains_part = tuning.lora is not None or tuning.freeze == "body"
+        values["optimizer.lr"] = rate = _choose_learning_rate(recipe.model, is_published, trains_part)
         values["schedule.warmup_steps"] = math.ceil(steps / 10)
         if isinstance(recipe.objective, Classification | Embedding):
             # each validation fits a head, and few or training rows would select by chance

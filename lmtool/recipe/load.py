@@ -199,17 +199,17 @@ def apply_settings(recipe: Recipe, source: str, name: str, settings: Sequence[Se
 def _resolve_document(
     document: YamlDocument, source: str, name: str, settings: Sequence[Setting], inferred: Sequence[Setting] = ()
 ) -> ResolvedRecipe:
-    layers = _RecipeEditor(document.value, document.origins, source)
-    layers.apply_as_recipe_values(inferred)
+    editor = _RecipeEditor(document.value, document.origins, source)
+    editor.apply_as_recipe_values(inferred)
     for setting in settings:
-        layers.apply_setting(setting)
-    _fill_default_kinds(layers.tree, Recipe)
-    recipe, mistakes = validate(layers.tree, layers.nearest_origin, Recipe)
-    mistakes += document.mistakes + layers.mistakes
+        editor.apply_setting(setting)
+    _fill_default_kinds(editor.tree, Recipe)
+    recipe, mistakes = validate(editor.tree, editor.nearest_origin, Recipe)
+    mistakes += document.mistakes + editor.mistakes
     mistakes.sort(key=lambda mistake: (mistake.origin.source != source, mistake.origin))
     if recipe is None or mistakes:
         raise RecipeError(list(dict.fromkeys(str(mistake) for mistake in mistakes)))
-    origins = {dotted_key(path): str(layers.origin(path) or "default") for path, _ in iterate_values(recipe)}
+    origins = {dotted_key(path): str(editor.origin(path) or "default") for path, _ in iterate_values(recipe)}
     return ResolvedRecipe(recipe, name, origins)
 
 

@@ -277,7 +277,7 @@ class Scheduler:
         """Takes a step of the engine and delivers its tokens."""
         engine = self._engine
         before = engine.n_proposed, engine.n_accepted
-        with self._generator.computing():
+        with self._generator.step_context():
             tokens = engine.step()
         self._metrics.proposed_tokens.inc(engine.n_proposed - before[0])
         self._metrics.accepted_tokens.inc(engine.n_accepted - before[1])
@@ -312,7 +312,7 @@ _Update = tuple[_QueuedClient, Token | Exception]
 def _measure_cache_slot_bytes(runner: ModelRunner, generator: TextGenerator) -> int:
     """Measures the bytes of keys and values of one token."""
     one = Prompt((0,), (0,) if generator.loaded.model.reads == "source" else None)
-    with generator.computing():
+    with generator.step_context():
         _, state = runner.read_tokens([one.tokens], runner.start_state([one]))
     caches = [layer for layer in state.layers if isinstance(layer, KeyValueCache)]
     return sum(t.numel() * t.element_size() for cache in caches for t in cache) // max(1, state.length)

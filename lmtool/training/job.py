@@ -92,7 +92,7 @@ class SessionOptions:
     report: called with the progress of preparing the data.
     should_stop: called after each step; if True the run is saved and ends, in all processes at the same step.
     output: the run directory; None for a new one under the runs directory.
-    retry: whether to replace a run in `output` that ended before its first checkpoint.
+    replace_aborted: whether to replace a run in `output` that ended before its first checkpoint.
     started_at: when the command started, by time.perf_counter.
     profiles: whether some steps are traced by torch.profiler, into the run.
     until: the fraction of its steps after which the run is saved and ends.
@@ -103,7 +103,7 @@ class SessionOptions:
     report: Progress
     should_stop: Callable[[], bool]
     output: Path | None = None
-    retry: bool = False
+    replace_aborted: bool = False
     started_at: float = field(default_factory=lambda: time.perf_counter())
     until: float = 1.0
     profiles: bool = False

@@ -36,12 +36,12 @@ def train(plan: TrainingPlan, options: SessionOptions) -> Iterator[Event]:
 
     Raises the errors of every part; nothing is created before recipe, folder and memory are checked.
     """
-    check_output_folder(options.output, options.retry)
+    check_output_folder(options.output, options.replace_aborted)
     recipe = plan.recipe
     with configure_compute(recipe.training.device, recipe.training.precision).join_processes() as joined:
         compute = check_device_and_choose_sharding(recipe, joined, plan.resolved.origins)
         if compute.world.is_main:
-            check_output_folder(options.output, options.retry)  # others may have been quicker
+            check_output_folder(options.output, options.replace_aborted)  # others may have been quicker
         job = plan.prepare_job(compute, options.report)
         run = _create_run(plan.resolved.name, job, options) if compute.world.is_main else None
         with run or nullcontext():
@@ -68,7 +68,7 @@ def _create_run(recipe_name: str, job: TrainingJob, options: SessionOptions) -> 
         },
     )
     files = {RECIPE: dump_yaml(recipe).encode(), **tokenizer.serialize_files()}
-    return create_run(options.output, info, files, options.retry)
+    return create_run(options.output, info, files, options.replace_aborted)
 
 
 def describe_model(recipe: Recipe) -> str:

@@ -130,7 +130,7 @@ def finetune(
                 run_of,
                 quiet,
                 output=folder,
-                retry=start_or_resume or seeds > 1,
+                replace_aborted=start_or_resume or seeds > 1,
                 brief=seeds > 1,
                 until=until,
                 profiles=profile,

@@ -55,7 +55,7 @@ def pretrain(
         lambda session: train(plan_pretraining(source, recipe, chosen, session.report), session),
         quiet,
         output=output,
-        retry=start_or_resume,
+        replace_aborted=start_or_resume,
         until=until,
         profiles=profile,
     )
