@@ -76,6 +76,10 @@ VARYING = {
     r"\b[\dN,]+ (ms|s|seconds|minutes|hours)\b": "N s",
     r"\b[\dN,]+ (bytes|kB|MB|GB)\b": "N bytes",
     r"\brow \d+:.* predicted as .*": "row N",
+    r"(?<![\w-])-(?=N\b)": "",  # signs and predictions of models that have hardly learnt, and with them the temperature
+    r"^\| (no|yes)(  \d+){2}$": r"| \1  N  N",
+    r",(no|yes),N,N$": ",N,N,N",
+    r"  temperature N": "",
     r" {2,}": "  ",
 }
 """What differs from machine to machine, and what stands for it."""

@@ -49,7 +49,7 @@ def test_inputs_that_are_whole_numbers_are_multiplied_exactly(dtype: str) -> Non
     if dtype == "int8":
         whole = torch.randint(-127, 128, (20, 64), generator=generator)
         whole[:, 0] = 127
-    most = c_int32.in_dll(build.load_kernels(), "largest_input").value
+    most = c_int32.in_dll(build.load_kernels(), "max_quantized_input").value
     x = torch.randint(-most, most + 1, (3, 64), generator=generator)
     x[:, ::GROUP_SIZE] = most
     found = NativeMatrix(whole.float(), dtype)(x.float(), None)

@@ -43,7 +43,7 @@ def compare(kernel: Callable[..., Tensor], formula: Callable[..., Tensor], *inpu
 
 @TYPES
 @pytest.mark.parametrize("shape", [(1, 2), (3, 5, 34), (64, 832), (2, 0), (0, 6)])
-def test_gate(shape: tuple[int, ...], dtype: torch.dtype, threads: int) -> None:
+def test_swiglu(shape: tuple[int, ...], dtype: torch.dtype, threads: int) -> None:
     def formula(inner: Tensor) -> Tensor:
         gate, value = inner.chunk(2, -1)
         return gate / (1 + (-gate).exp()) * value
@@ -55,7 +55,7 @@ def test_gate(shape: tuple[int, ...], dtype: torch.dtype, threads: int) -> None:
     compare(ops.swiglu, formula, inner)
 
 
-def test_gate_of_extremes() -> None:
+def test_swiglu_of_extremes() -> None:
     inner = torch.tensor([[-1e4, 1e4, -200.0, torch.inf, 2.0, 3.0, 4.0, 5.0]])
     assert ops.swiglu(inner).tolist() == [[-0.0, 3e4, -0.0, torch.inf]]
 
@@ -198,8 +198,8 @@ def test_kernels_compute_what_they_serve(monkeypatch: pytest.MonkeyPatch) -> Non
             getattr(ops, name)(*arguments)
         return list(names)
 
-    assert called(torch.float32) == ["normalise", "gate", "rotate_heads", "drop", "cross_entropy"]
-    assert called(torch.bfloat16) == ["gate", "rotate_heads", "drop", "cross_entropy"]
+    assert called(torch.float32) == ["rms_norm", "swiglu", "rotary", "dropout", "cross_entropy"]
+    assert called(torch.bfloat16) == ["swiglu", "rotary", "dropout", "cross_entropy"]
     assert called(torch.float64) == called(torch.float32, "meta") == []
     monkeypatch.setattr(verdicts, "load_kernels", lambda: None)
     assert called(torch.float32) == []
