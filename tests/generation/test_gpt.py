@@ -11,9 +11,7 @@ from lmtool.generation import filters
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams, apply_sampling_filters
 from lmtool.model import build
-from lmtool.recipe.spec.position import NoPosition
 from lmtool.recipe.spec.transformer import Init, Transformer
-from tests.reference import decoding as reference
 from tests.support.cases import nightly_but
 from tests.support.generating import collect, search
 
@@ -170,30 +168,6 @@ def test_all_filters_together_equal_those_of_transformers_in_their_order():
     assert n_compared > 40
 
 
-STRATEGIES = [SamplingParams("greedy", max_new_tokens=24), SamplingParams(max_new_tokens=24, top_k=9, top_p=0.95)]
-
-
-@pytest.mark.parametrize("options", [{}, {"position": NoPosition()}], ids=str)
-@pytest.mark.parametrize("settings", nightly_but(STRATEGIES, 0), ids=str)
-def test_cached_batches_equal_each_request_alone_without_a_cache(options, settings):
-    model = gpt(**options)
-    n = 1 if (settings.strategy == "greedy") else 2
-    strategy = {"greedy": True} if n == 1 else {"t": settings.temperature, "k": 9, "p": 0.95}
-    results = collect(generate(model, PROMPTS, settings, n=n, end_ids={0}, max_rows=5), n)
-    for (prompt, sample), (tokens, logprobs) in results.items():
-        expected, expected_logprobs = reference.continuation(
-            without_cache(model),
-            PROMPTS[prompt],
-            max_new_tokens=24,
-            context=model.context,
-            end_ids={0},
-            sample=sample,
-            **strategy,
-        )
-        assert tokens == expected
-        assert logprobs == pytest.approx(expected_logprobs, abs=1e-4)
-
-
 def test_logits_stay_float32_under_autocast(monkeypatch):
     model = gpt().float()
     logits, types = model.logits, set()
@@ -210,7 +184,11 @@ def test_logits_stay_float32_under_autocast(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("settings", STRATEGIES, ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [SamplingParams("greedy", max_new_tokens=40), SamplingParams(max_new_tokens=40, top_k=9, top_p=0.95)],
+    ids=str,
+)
 def test_a_gpu_gives_the_tokens_of_the_cpu(settings):
     on_cpu = collect(generate(gpt(), PROMPTS, settings, end_ids={0}, banned_ids={1}, max_rows=4))
     on_gpu = collect(generate(gpt().cuda(), PROMPTS, settings, end_ids={0}, banned_ids={1}, max_rows=4))
