@@ -115,6 +115,9 @@ def test_what_is_inside_is_what_the_commands_show(trained: Work) -> None:
     assert lm.gradients(text, 3) == compute_gradient_flow_of_text(loaded, text, 3)
     with pytest.raises(UsageError, match="no state"):
         lm.two_starts(text)
+    trained.pretrain("model={kind: recurrent, cell: gru, d_model: 8, context: 8}", name="runs/gru")
+    short, gru = words(5), load_run("gru", CPU)
+    assert load("gru", device="cpu").two_starts(short, 2) == measure_state_contraction_on_text(gru, short, 2)
 
 
 def test_hidden_states_and_the_next_token_are_those_of_a_forward_pass(trained: Work) -> None:
@@ -140,15 +143,6 @@ def training(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wor
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     return work
-
-
-def test_recurrent_states_come_together(work: Work) -> None:
-    recurrent = "model={kind: recurrent, cell: gru, d_model: 8, context: 8}"
-    work.pretrain(recurrent, name="runs/gru")
-    text = words(5)
-    assert load("gru", device="cpu").two_starts(text, 2) == measure_state_contraction_on_text(
-        load_run("gru", CPU), text, 2
-    )
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool.batch import IGNORE, Batch, Mask
+from lmtool.batch import Batch, Mask
 from tests.reference.transformer import may_see
 
 CPU = torch.device("cpu")
@@ -35,30 +35,26 @@ def masks(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, int]:
     return fields, rows, n_queries, n_keys
 
 
+def mask_of(fields: dict[str, Any]) -> Mask:
+    return Mask(**{name: torch.tensor(value) if isinstance(value, list) else value for name, value in fields.items()})
+
+
 @settings(deadline=None)
 @given(masks())
 def test_allowed_equals_three_loops(drawn: tuple[dict[str, Any], int, int, int]) -> None:
     fields, rows, n_queries, n_keys = drawn
-    mask = Mask(**{name: torch.tensor(value) if isinstance(value, list) else value for name, value in fields.items()})
-    allowed = mask.to_tensor(n_queries, n_keys, CPU)
+    allowed = mask_of(fields).to_tensor(n_queries, n_keys, CPU)
     has_rows = any(fields[name] is not None for name in ("prefix_B", "keep_BS", "documents_BS"))
     assert allowed.shape in ((rows, n_queries, n_keys), (1, n_queries, n_keys))
     assert has_rows or len(allowed) == 1
     allowed = allowed.expand(rows, -1, -1)
     for row in range(rows):
+        of_row = {name: fields[name] and fields[name][row] for name in ("prefix_B", "keep_BS", "documents_BS")}
+        own = {"prefix": of_row["prefix_B"] or 0, "keep": of_row["keep_BS"], "documents": of_row["documents_BS"]}
         for i in range(n_queries):
             query = n_keys - n_queries + i
             seen = [
-                may_see(
-                    query,
-                    key,
-                    causal=fields["causal"],
-                    window=fields["window"],
-                    prefix=0 if fields["prefix_B"] is None else fields["prefix_B"][row],
-                    keep=None if fields["keep_BS"] is None else fields["keep_BS"][row],
-                    documents=None if fields["documents_BS"] is None else fields["documents_BS"][row],
-                )
-                for key in range(n_keys)
+                may_see(query, key, causal=fields["causal"], window=fields["window"], **own) for key in range(n_keys)
             ]
             if not any(seen):
                 seen[query] = True
@@ -92,7 +88,7 @@ def test_where_documents_begin_equals_a_loop(drawn: tuple[dict[str, Any], int, i
 @given(masks())
 def test_the_shortcuts_are_true(drawn: tuple[dict[str, Any], int, int, int]) -> None:
     fields, _, n_queries, n_keys = drawn
-    mask = Mask(**{name: torch.tensor(value) if isinstance(value, list) else value for name, value in fields.items()})
+    mask = mask_of(fields)
     allowed = mask.to_tensor(n_queries, n_keys, CPU)
     if mask.allows_all:
         assert allowed.all()
@@ -102,26 +98,15 @@ def test_the_shortcuts_are_true(drawn: tuple[dict[str, Any], int, int, int]) -> 
 
 
 def test_when_the_shortcuts_hold() -> None:
-    rows = {
-        "keep_BS": torch.ones(1, 2, dtype=torch.bool),
-        "documents_BS": torch.zeros(1, 2),
-        "prefix_B": torch.zeros(1),
-    }
+    rows: dict[str, Any] = {"documents_BS": torch.zeros(1, 2), "prefix_B": torch.zeros(1), "window": 3}
+    rows |= {"keep_BS": torch.ones(1, 2, dtype=torch.bool)}
     assert Mask().allows_all
     assert Mask(causal=True).is_only_causal
     assert not Mask(causal=True).allows_all
     assert not Mask().is_only_causal
-    assert not Mask(window=3).allows_all
-    assert not Mask(causal=True, window=3).is_only_causal
     for name, value in rows.items():
         assert not Mask(**{name: value}).allows_all
         assert not Mask(causal=True, **{name: value}).is_only_causal
-
-
-def test_the_number_of_targets() -> None:
-    tokens_BT = torch.zeros(2, 3, dtype=torch.int64)
-    assert Batch(tokens_BT).n_targets == 0
-    assert Batch(tokens_BT, torch.tensor([[IGNORE, 4, 5], [IGNORE, IGNORE, 0]])).n_targets == 3
 
 
 def test_a_batch_moves_whole() -> None:

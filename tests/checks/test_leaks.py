@@ -33,8 +33,10 @@ def plainly(train: list[str], rows: dict[int, str]) -> set[int]:
     return found
 
 
-def by_name(rows: dict[int, str]) -> list[tuple[str, str]]:
-    return [(f"row {number}", text) for number, text in rows.items()]
+def told_of(run: Path, rows: dict[int, str], **limits: int) -> list[Any]:
+    """The notices about rows, each by its number."""
+    named = [(f"row {number}", text) for number, text in rows.items()]
+    return list(find_rows_in_training_data(Run.open(run), named, **limits))
 
 
 def named(text: str) -> set[int]:
@@ -62,22 +64,22 @@ def test_rows_in_the_training_text_are_told(pretrained: Work) -> None:
     }
     expected = plainly(DOCUMENTS, rows)
     assert expected == {4, 9}
-    (notice,) = find_rows_in_training_data(Run.open(pretrained.run()), by_name(rows))
+    (notice,) = told_of(pretrained.run(), rows)
     assert (notice.count, named(notice.text)) == (2, expected)
     assert "2 of 6 rows (33.3 %) are in the training text of run" in notice.text
     assert "looked through" not in notice.text
-    assert list(find_rows_in_training_data(Run.open(pretrained.run()), by_name({1: FRESH}))) == []
+    assert told_of(pretrained.run(), {1: FRESH}) == []
 
 
 def test_the_text_of_the_run_that_a_run_begins_with_counts(pretrained: Work) -> None:
     pretrained.finetune("training.steps=1", source=pretrained.run())
     table = (pretrained.folder / "table.csv").read_text().splitlines()[1:]
     rows = {1: DOCUMENTS[0], 2: table[0].partition(",")[0], 3: FRESH}
-    of_table, of_text = find_rows_in_training_data(Run.open(pretrained.run("tuned")), by_name(rows))
+    of_table, of_text = told_of(pretrained.run("tuned"), rows)
     assert ("table.csv" in of_table.text, named(of_table.text)) == (True, {2})
     assert ("text.txt" in of_text.text, named(of_text.text)) == (True, {1})
     pretrained.text.unlink()
-    (left,) = find_rows_in_training_data(Run.open(pretrained.run("tuned")), by_name(rows))
+    (left,) = told_of(pretrained.run("tuned"), rows)
     assert left == of_table
 
 
@@ -89,23 +91,23 @@ def test_rows_that_were_held_out_were_not_trained_on(pretrained: Work) -> None:
     assert run.saved_split is not None
     held = run.saved_split.split_of_task("")
     assert held is not None
-    (notice,) = find_rows_in_training_data(run, by_name({i + 1: f"word{i} short" for i in range(40)}))
+    (notice,) = told_of(run.path, {i + 1: f"word{i} short" for i in range(40)})
     assert notice.count == 40 - len(held.test) == 36
     assert "rows.csv: the whole row, or of 13 words and more 80 % of the words, in 13-grams" in notice.text
 
 
 def test_a_look_at_a_part_says_so(pretrained: Work) -> None:
     pretrained.text.write_text("\n\n".join([*DOCUMENTS, *(" ".join(["long"] * 30_000) for _ in range(9))]) + "\n")
-    run = Run.open(pretrained.run())
-    (notice,) = find_rows_in_training_data(run, by_name({1: FRESH}), max_training_chunks=1)
+    run = pretrained.run()
+    (notice,) = told_of(run, {1: FRESH}, max_training_chunks=1)
     assert notice.count == 0
     assert re.search(r"0 of 1 row .* only its first [\d,]+ words were looked through", notice.text)
-    assert list(find_rows_in_training_data(run, by_name({1: FRESH}), max_training_chunks=1000)) == []
+    assert told_of(run, {1: FRESH}, max_training_chunks=1000) == []
 
 
 def test_what_is_not_there_is_not_looked_through(pretrained: Work, tmp_path: Path) -> None:
     pretrained.text.unlink()
-    assert list(find_rows_in_training_data(Run.open(pretrained.run()), by_name({1: DOCUMENTS[0]}))) == []
+    assert told_of(pretrained.run(), {1: DOCUMENTS[0]}) == []
 
 
 @pytest.mark.parametrize("data", [{"train": ("hf:a/b",)}, {"mixture": {"hf:a/b": 1.0}}, {"tasks": ("t:hf:a/b:2",)}])

@@ -16,18 +16,8 @@ from tests.support.cases import nightly_but
 
 STATE = {"tokens": 4, "seconds": 0.5, "best_step": 2, "best_value": 1.5, "recipe": {"seed": 1}}
 SPLIT = {"table": "a.csv", "train": [1, 2], "test": [3]}
-BASELINE = {
-    "": {
-        "kind": "class",
-        "part": "test",
-        "metric": "accuracy",
-        "constant": 0.5,
-        "linear": 0.75,
-        "features": "words",
-        "fitted": 2,
-        "rows": 2,
-    }
-}
+COUNTED = {"kind": "class", "part": "test", "metric": "accuracy", "constant": 0.5, "linear": 0.75, "features": "words"}
+BASELINE = {"": {**COUNTED, "fitted": 2, "rows": 2}}
 RESULTS = {
     "part": "test",
     "step": 2,
@@ -43,11 +33,8 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with all files."""
     monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
     prints = {"data": "d0", "tokenizer": "t0"}
-    with create_run(
-        tmp_path / "run",
-        RunInfo.create(recipe="tiny", summary="", fingerprints=prints),
-        {"recipe.yaml": b"", "tokenizer.json": b"{}"},
-    ) as run:
+    info = RunInfo.create(recipe="tiny", summary="", fingerprints=prints)
+    with create_run(tmp_path / "run", info, {"recipe.yaml": b"", "tokenizer.json": b"{}"}) as run:
         run.rewind_and_start_session(step=0, command=["lmtool"], environment={})
         for step in (1, 2):
             run.metrics.append({"step": step, "loss": 2.0, "gradient_norms": {"h": [1.0, None]}})
@@ -125,11 +112,8 @@ def test_other_files_are_reported_when_they_are_no_such_file(name: str, content:
 def test_forged_values_are_reported(name: str, change: dict[str, object], whole: Path) -> None:
     content = json.loads((whole / name).read_bytes())
     content.pop("checksum", None)
-    (whole / name).write_bytes(
-        encode_with_checksum(content | change)
-        if name in ("run.json", "validated.json")
-        else encode_json(content | change)
-    )
+    encode = encode_with_checksum if name in ("run.json", "validated.json") else encode_json
+    (whole / name).write_bytes(encode(content | change))
     assert found(whole) == [name]
 
 

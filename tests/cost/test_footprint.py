@@ -54,10 +54,12 @@ def rows_of(model: Model, *, accumulates: bool = False) -> module.Callable[[int]
 def traced(
     model: Model, n: int = 3, *, precision: str = "float32", on_gpu: bool = False, **more: bool
 ) -> MemoryEstimate:
+    return estimated(model, rows_of(model, **more), n, DeviceGroup(precision, on_gpu))
+
+
+def estimated(model: Model, rows: module.Callable[[int], BatchToTrace], n: int, devices: DeviceGroup) -> MemoryEstimate:
     recipe = load("tiny").recipe.model_copy(update={"model": model})
-    return estimate_training_memory_per_device(
-        model, V, estimate_persistent_memory(recipe, V), rows_of(model, **more), n, DeviceGroup(precision, on_gpu)
-    )
+    return estimate_training_memory_per_device(model, V, estimate_persistent_memory(recipe, V), rows, n, devices)
 
 
 def kept(model: Model, n: int, precision: str) -> tuple[int, int]:
@@ -104,10 +106,7 @@ def test_padding_and_a_window_are_traced_without_values() -> None:
     model = spec("t5", pattern={"kind": "window", "size": 3})
     tokens, keep = torch.zeros(3, T, dtype=torch.int64), torch.ones(3, T, dtype=torch.bool)
     padded = BatchToTrace(Batch(tokens, keep_BT=keep, source_BS=tokens, source_keep_BS=keep), 1.0, False)
-    recipe = load("tiny").recipe.model_copy(update={"model": model})
-    found = estimate_training_memory_per_device(
-        model, V, estimate_persistent_memory(recipe, V), lambda n: padded, 2, DeviceGroup("float32", True)
-    )
+    found = estimated(model, lambda n: padded, 2, DeviceGroup("float32", True))
     assert 0 < found.activations < 2 * traced(model, on_gpu=True).activations
 
 

@@ -1,23 +1,18 @@
 """The same request in float32 gives the same tokens in batches of 1, 2, 7 and 32; and cached as without a cache, for
 real models of each family."""
 
-import random
-
 import pytest
 import torch
 
 from lmtool.batch import Batch
 from lmtool.generation.generate import generate
-from lmtool.generation.mask_predict import fill_masks
-from lmtool.generation.params import MaskPredict, SamplingParams
-from lmtool.model import build
+from lmtool.generation.params import SamplingParams
 from lmtool.model.packed import pack_weights_
-from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tokenization.prompt_format import Prompt
 from tests.reference import decoding as reference
 from tests.support.cases import nightly_but
 from tests.support.generating import collect, search
-from tests.support.writers import FAMILIES, MASK, TRANSFORMER, VOCAB_SIZE, model_of, prompts_of
+from tests.support.writers import FAMILIES, model_of, prompts_of
 
 STRATEGIES = [
     SamplingParams("greedy", max_new_tokens=6),
@@ -108,21 +103,3 @@ def test_cached_equals_uncached(family, settings):
         read = [*(prompt.source or ()), *prompt.tokens]
         options = {"max_new_tokens": 6, "context": model.context, "end_ids": {2}, "read": read, **strategy}
         assert found[i, 0] == reference.continuation(without_cache(prompt), prompt.tokens, **options)[0]
-
-
-@pytest.mark.parametrize("by", ["confidence", "gibbs"])
-def test_masks_are_filled_alike_in_any_batch(by):
-    torch.manual_seed(2)
-    model = build(Transformer.model_validate(TRANSFORMER | {"shape": "encoder"}), VOCAB_SIZE).eval()
-    rng = random.Random(1)
-    texts = [[1, *rng.choices([MASK, 5, 6, 7, 8], k=rng.randrange(3, 12)), MASK, 2] for _ in range(30)]
-    settings = MaskPredict(by=by, rounds=3)
-
-    def filled(max_rows):
-        results = fill_masks(model, texts, MASK, settings, banned_ids=range(4), max_rows=max_rows)
-        return {result.request: result.tokens for result in results}
-
-    alone = filled(1)
-    assert len(set(map(tuple, alone.values()))) > 9
-    for max_rows in (2, 7, 64):
-        assert filled(max_rows) == alone

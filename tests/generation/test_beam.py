@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from lmtool.tokenization.prompt_format import PromptFormat
 from tests.generation.models import HistoryModel, TableModel
 from tests.reference import decoding as reference
 from tests.support.cases import nightly_but
-from tests.support.generating import assert_equal, collect, search
+from tests.support.generating import assert_equal, search
 from tests.support.scripted import SPECIAL, ByteTokenizer
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0], [2, 2, 2], [3, 1], [9, 9]]
@@ -37,38 +38,21 @@ def plain(model, prompt, settings, **options):
 @pytest.mark.parametrize("length_penalty", nightly_but([0.0, 0.6, 1.0, 2.0, -1.0], 1, 4))
 @pytest.mark.parametrize("num_beams", nightly_but([1, 2, 5], 1, 2))
 def test_beam_search_equals_the_plain_reference(num_beams, length_penalty, early_stopping):
-    model = HistoryModel()
-    settings = SamplingParams(
-        "beam",
-        num_beams=num_beams,
-        num_return=num_beams,
-        length_penalty=length_penalty,
-        early_stopping=early_stopping,
-        max_new_tokens=8,
-    )
-    found = search(model, PROMPTS, settings, end_ids={0, 7}, max_rows=11)
-    for prompt, texts in zip(PROMPTS, found, strict=True):
-        assert_equal(texts, plain(model, prompt, settings, end_ids={0, 7}))
-    assert any(len(tokens) < 8 for texts in found for _, tokens in texts)
+    compare(num_beams, length_penalty=length_penalty, early_stopping=early_stopping)
 
 
 @pytest.mark.parametrize(("groups", "diversity"), [(2, 0.5), (2, 5.0), (6, 1.5), (3, 1e-6)])
 def test_diverse_beams_equal_the_plain_reference(groups, diversity):
+    compare(6, groups=groups, diversity=diversity)
+
+
+def compare(num_beams, **changes):
     model = HistoryModel()
-    settings = SamplingParams("beam", num_beams=6, num_return=6, groups=groups, diversity=diversity, max_new_tokens=7)
-    found = search(model, PROMPTS, settings, end_ids={0})
+    settings = SamplingParams("beam", num_beams=num_beams, num_return=num_beams, max_new_tokens=8, **changes)
+    found = search(model, PROMPTS, settings, end_ids={0, 7}, max_rows=11)
     for prompt, texts in zip(PROMPTS, found, strict=True):
-        assert_equal(texts, plain(model, prompt, settings, end_ids={0}))
-
-
-def test_diversity_makes_groups_begin_differently():
-    model = HistoryModel()
-    alike = SamplingParams("beam", num_beams=4, num_return=4, max_new_tokens=5)
-    diverse = SamplingParams("beam", num_beams=4, num_return=4, groups=4, diversity=100.0, max_new_tokens=5)
-    (texts,) = search(model, [[1]], diverse)
-    assert len({tokens[0] for _, tokens in texts}) == 4
-    (texts,) = search(model, [[1]], alike)
-    assert len({tokens[0] for _, tokens in texts}) < 4
+        assert_equal(texts, plain(model, prompt, settings, end_ids={0, 7}))
+    assert any(len(tokens) < 8 for texts in found for _, tokens in texts)
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 3.0])
@@ -85,39 +69,6 @@ def test_a_wide_beam_is_an_exhaustive_search(length_penalty):
             end_ids={0},
         )
         assert_equal(texts, expected[:50])
-
-
-def test_one_beam_is_greedy():
-    model = HistoryModel(context=9)
-    greedy = collect(generate(model, PROMPTS, SamplingParams("greedy", max_new_tokens=30), end_ids={0}))
-    beam = search(
-        model, PROMPTS, SamplingParams("beam", num_beams=1, max_new_tokens=30, early_stopping="yes"), end_ids={0}
-    )
-    assert [tokens for ((_, tokens),) in beam] == [greedy[i, 0][0] for i in range(len(PROMPTS))]
-
-
-def test_a_better_beginning_that_ends_badly_is_found_out():
-    """Token 1 is best greedily; continuations of 2 have a higher total. Token 0 ends."""
-    model = TableModel([[1.0, 0.0, 0.0, 0.0], [0.3, 0.1, 0.3, 0.3], [0.9, 0.04, 0.03, 0.03], [0.0, 0.6, 0.4, 0.0]])
-    assert collect(generate(model, [[3]], SamplingParams("greedy", max_new_tokens=3), end_ids={0}))[0, 0][0][0] == 1
-    (((score, tokens),),) = search(
-        model, [[3]], SamplingParams("beam", num_beams=2, length_penalty=0.0, max_new_tokens=3), end_ids={0}
-    )
-    assert tokens == [2, 0]
-    assert score == pytest.approx(math.log(0.4 * 0.9))
-
-
-def test_a_finished_hypothesis_is_kept_and_wins_by_its_mean():
-    """Ending at once has probability 0.3; all longer texts have less in total, and the best a better mean."""
-    table = [[1.0, 0.0, 0.0], [0.01, 0.99, 0.0], [0.3, 0.7, 0.0]]
-    model = TableModel(table)
-    by_sum = SamplingParams("beam", num_beams=2, length_penalty=0.0, early_stopping="never", max_new_tokens=100)
-    by_mean = SamplingParams("beam", num_beams=2, length_penalty=1.0, early_stopping="never", max_new_tokens=100)
-    (((total, tokens),),) = search(model, [[2]], by_sum, end_ids={0})
-    assert (tokens, total) == ([0], pytest.approx(math.log(0.3), abs=1e-6))
-    (((mean, tokens),),) = search(model, [[2]], by_mean, end_ids={0})
-    assert len(tokens) == 100
-    assert mean == pytest.approx((math.log(0.7) + 99 * math.log(0.99)) / 100, abs=1e-6)
 
 
 def test_a_request_is_the_same_alone_and_in_any_batch():
@@ -212,30 +163,17 @@ def test_details_of_the_tokens_are_those_of_the_model():
 
 
 def test_a_search_with_nothing_left_to_choose_is_an_error():
-    model = TableModel([[0.5, 0.5]] * 2)
+    settings = SamplingParams("beam", num_beams=2, no_repeat_ngram=1, max_new_tokens=4, min_new_tokens=4)
     with pytest.raises(UsageError, match="filters exclude every token"):
-        search(
-            model,
-            [[0]],
-            SamplingParams("beam", num_beams=2, no_repeat_ngram=1, max_new_tokens=4, min_new_tokens=4),
-            end_ids={1},
-        )
+        search(TableModel([[0.5, 0.5]] * 2), [[0]], settings, end_ids={1})
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_tree_of_a_search(groups):
     """Its ends are the finished hypotheses, and what leads to the returned ones is in it, with the same totals."""
     model = HistoryModel()
-    settings = SamplingParams(
-        "beam",
-        num_beams=4,
-        num_return=3,
-        max_new_tokens=5,
-        groups=groups,
-        diversity=groups - 1.0,
-        length_penalty=0.7,
-        early_stopping="no",
-    )
+    settings = SamplingParams("beam", num_beams=4, num_return=3, max_new_tokens=5, length_penalty=0.7)
+    settings = replace(settings, groups=groups, diversity=groups - 1.0, early_stopping="no")
     completions = list(complete(model, [[1, 2]], settings, end_ids=[0], details=True))
     assert all(one.tree is None for one in completions[1:])
     tree = completions[0].tree

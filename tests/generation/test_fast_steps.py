@@ -1,7 +1,4 @@
-"""Steps with caches of fixed size give what growing caches give; on a GPU, graphs too.
-
-On a CPU nothing is capture_cuda_graph, and all else is the same.
-"""
+"""Steps with caches of fixed size give what growing caches give; on a GPU, graphs too."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,18 +18,8 @@ from tests.support.cases import nightly_but
 from tests.support.tiny import FAMILIES
 
 CPU = torch.device("cpu")
-SERVED = [
-    "gpt2",
-    "modern",
-    "alibi",
-    "relative",
-    "global window",
-    "n-grams",
-    "yarn",
-    "2017",
-    "t5",
-    "prefix with windows",
-]
+SERVED = ["gpt2", "modern", "alibi", "relative", "global window", "n-grams", "yarn", "2017", "t5"]
+SERVED += ["prefix with windows"]
 MORE: dict[str, Any] = {"n": 2, "max_rows": 3, "end_ids": {0, 4}, "banned_ids": {1}}
 SETTINGS = [
     SamplingParams("greedy", max_new_tokens=30, min_new_tokens=9),
@@ -77,11 +64,14 @@ def assert_same(found: dict[Any, Any], wanted: dict[Any, Any], away: float = 1e-
         assert [logprob for _, logprob in pairs] == pytest.approx([logprob for _, logprob in wanted[key]], abs=away)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("settings", nightly_but(SETTINGS, 0), ids=["greedy", "sample"])
 @pytest.mark.parametrize("family", nightly_but(SERVED, "gpt2", "n-grams"))
-def test_captured_steps_give_the_tokens_of_plain_ones(taken: list[int], family: str, settings: Any) -> None:
+def test_captured_steps_give_the_tokens_of_plain_ones(
+    taken: list[int], family: str, settings: Any, device: str
+) -> None:
     """Of prompts of several lengths, that slide at the end of the context, and that join and leave."""
-    model = tiny.model(**FAMILIES[family])
+    model = tiny.model(**FAMILIES[family]).to(device)
     found = events(model, settings, **MORE)
     assert {1, 2, 3} >= set(taken)
     assert len(taken) > 10
@@ -140,22 +130,6 @@ def test_neither_are_unknown_mixers_many_rows_and_hypotheses_that_share_a_line(
     assert set(taken) <= {3}
     monkeypatch.setattr(module, "NATIVE_MIXERS", ())
     assert FastStepsByShape(model, CPU).find_or_capture_step(tiny.start(model, 1)) is None
-
-
-def test_nothing_changes_on_a_cpu() -> None:
-    assert "cpu" not in gpu.GRAPH_DEVICES
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "sample"])
-@pytest.mark.parametrize("family", SERVED)
-def test_captured_steps_give_the_same_tokens(taken: list[int], family: str, settings: Any) -> None:
-    model = tiny.model(**FAMILIES[family]).cuda()
-    found = events(model, settings, **MORE)
-    assert len(taken) > 10
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu, "GRAPH_DEVICES", ())
-        assert_same(found, events(model, settings, **MORE))
 
 
 @pytest.mark.gpu

@@ -6,9 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    TopPLogitsWarper,
-)
+from transformers import TopPLogitsWarper
 
 from lmtool.generation import filters, params
 from lmtool.generation.params import FILTERS, SamplingParams, apply_sampling_filters
@@ -53,14 +51,6 @@ def test_each_row_is_filtered_as_if_it_were_alone(name):
     assert torch.equal(FILTERS[name](logits_BV, value), torch.cat(alone))
 
 
-def test_equal_logits_stay_in_order_of_their_ids():
-    logits_BV = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0]])
-    assert params.temperature(logits_BV, 0.0).isfinite().tolist() == [[False, True, False, False, False]]
-    assert params.top_k(logits_BV, 1).isfinite().tolist() == [[False, True, False, False, False]]
-    assert params.top_k(logits_BV, 2).isfinite().tolist() == [[False, True, True, False, False]]
-    assert params.top_p(logits_BV, 0.4).isfinite().tolist() == [[False, True, True, False, False]]
-
-
 def test_equal_logits_in_a_large_vocabulary_give_the_lowest_id():
     logits_BV = torch.zeros(2, 50_000)
     for result in (params.temperature(logits_BV, 0), params.top_k(logits_BV, 1), params.top_p(logits_BV, 1e-9)):
@@ -72,12 +62,6 @@ def test_temperature_goes_to_greedy(t):
     logits_BV = random_logits()
     expected = torch.nn.functional.one_hot(logits_BV.argmax(-1), 200).float()
     torch.testing.assert_close(params.temperature(logits_BV, t).softmax(-1), expected)
-
-
-def test_top_p_1_changes_nothing():
-    logits_BV = random_logits()
-    logits_BV[:, 0] = -200.0
-    assert torch.equal(params.top_p(logits_BV, 1.0), logits_BV)
 
 
 @pytest.mark.parametrize("name", sorted(FILTERS))
@@ -109,8 +93,8 @@ def test_draw_inverts_the_distribution_function():
 
 def test_draw_at_a_boundary_takes_the_next_token():
     logits_BV = torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5]]).log()
-    assert filters.sample_ids(logits_BV, torch.zeros(2, dtype=torch.float64)).tolist() == [1, 0]
-    assert filters.sample_ids(logits_BV, torch.full((2,), 0.5, dtype=torch.float64)).tolist() == [2, 2]
+    for u, ids in ((0.0, [1, 0]), (0.5, [2, 2])):
+        assert filters.sample_ids(logits_BV, torch.full((2,), u, dtype=torch.float64)).tolist() == ids
 
 
 def test_draw_never_takes_a_removed_token():

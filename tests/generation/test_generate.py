@@ -1,5 +1,4 @@
 import random
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -63,8 +62,7 @@ def test_the_smallest_contexts_slide_too(context):
     model = HistoryModel(context=context)
     settings = SamplingParams("greedy", max_new_tokens=10)
     results = collect(generate(model, [[3], [4]], settings))
-    for (prompt, _), (tokens, _) in results.items():
-        assert tokens == plain(model, [[3], [4]][prompt], settings)[0]
+    assert [results[i, 0][0] for i in (0, 1)] == [plain(model, [i], settings)[0] for i in (3, 4)]
 
 
 def test_temperature_0_and_top_k_1_are_greedy():
@@ -83,18 +81,12 @@ def test_temperature_0_and_top_k_1_are_greedy():
 def test_a_request_gives_the_same_alone_in_any_batch_and_in_any_order():
     model = HistoryModel(context=9)
     settings = SamplingParams(max_new_tokens=25, temperature=1.0, seed=3)
-    alone = {
-        tuple(prompt): [collect(generate(model, [prompt], settings, n=4), 4)[0, sample] for sample in range(4)]
-        for prompt in PROMPTS
-    }
-    for seed in range(5):
-        order = random.Random(seed).sample(PROMPTS, len(PROMPTS))
-        results = collect(
-            generate(model, order, settings, n=seed + 1 if seed < 4 else 1, max_rows=1 + 2 * seed),
-            seed + 1 if seed < 4 else 1,
-        )
+    alone = {tuple(prompt): collect(generate(model, [prompt], settings, n=4), 4) for prompt in PROMPTS}
+    for n, max_rows in ((1, 1), (2, 3), (3, 5), (4, 7), (1, 9)):
+        order = random.Random(max_rows).sample(PROMPTS, len(PROMPTS))
+        results = collect(generate(model, order, settings, n=n, max_rows=max_rows), n)
         for (prompt, sample), result in results.items():
-            assert result == alone[tuple(order[prompt])][sample]
+            assert result == alone[tuple(order[prompt])][0, sample]
 
 
 def test_a_repeated_prompt_goes_on_with_further_samples():
@@ -112,36 +104,6 @@ def test_seeds_prompts_and_samples_draw_different_numbers():
         results = collect(generate(model, [[0], [1], [0, 1]], SamplingParams(max_new_tokens=64, seed=seed), n=3), 3)
         texts |= {tuple(tokens) for tokens, _ in results.values()}
     assert len(texts) == 27
-
-
-@pytest.mark.slow
-def test_sampled_frequencies_fit_the_distribution():
-    p = [0.4, 0.25, 0.2, 0.1, 0.05]
-    model = TableModel([p] * 5)
-    count = 2_000
-    cases = [
-        (SamplingParams(max_new_tokens=100, temperature=1.0), p),
-        (SamplingParams(max_new_tokens=100, temperature=2.0), [x**0.5 for x in p]),
-        (SamplingParams(max_new_tokens=100, temperature=0.5), [x**2 for x in p]),
-        (SamplingParams(max_new_tokens=100, temperature=1.0, top_k=3), p[:3]),
-        (SamplingParams(max_new_tokens=100, temperature=1.0, top_p=0.7), p[:3]),
-        (SamplingParams(max_new_tokens=100, temperature=1.0, min_p=0.45), p[:3]),
-        (SamplingParams(max_new_tokens=100, temperature=1.0, typical_p=0.8), p[:3]),
-        (SamplingParams(max_new_tokens=100, temperature=1.0, top_k=4, top_p=0.4), p[:1]),
-    ]
-    critical = {5: 18.47, 3: 13.82, 1: 1e-9}  # the 99.9th percentile for one degree of freedom less
-    for settings, weights in cases:
-        counts = Counter(event.id for event in generate(model, [[0]], settings, n=count // 100))
-        expected = [count * w / sum(weights) for w in weights]
-        assert sum(counts[i] for i in range(len(weights))) == count
-        assert sum((counts[i] - e) ** 2 / e for i, e in enumerate(expected)) < critical[len(weights)]
-
-
-def test_consecutive_tokens_are_independent():
-    model = TableModel([[0.5, 0.5], [0.5, 0.5]])
-    texts = collect(generate(model, [[0]], SamplingParams(max_new_tokens=1000, temperature=1.0), n=4), 4).values()
-    pairs = Counter(pair for tokens, _ in texts for pair in zip(tokens[::2], tokens[1::2], strict=True))
-    assert sum((pairs[a, b] - 500) ** 2 / 500 for a in (0, 1) for b in (0, 1)) < 16.27
 
 
 def test_the_cache_is_used_and_shared():
@@ -210,16 +172,9 @@ def test_banned_tokens_are_never_chosen_but_keep_their_probability():
 
 def test_prompts_that_the_model_cannot_read_are_refused_before_any_work():
     model = HistoryModel(context=5)
-    with pytest.raises(UsageError, match="7 tokens, but the model's context is 5"):
-        generate(model, PROMPTS, SamplingParams("greedy"))
-    with pytest.raises(UsageError, match="no tokens"):
-        generate(model, [[1], []], SamplingParams("greedy"))
-    with pytest.raises(UsageError) as error:
-        generate(model, [[1] * 6], SamplingParams("greedy"))
-    assert error.value.where == ""
-    for ids in ([1, 11], [-1]):
-        with pytest.raises(UsageError, match=r"outside 0\.\.10"):
-            generate(model, [ids], SamplingParams("greedy"))
+    for prompts in (PROMPTS, [[1], []], [[1] * 6], [[1, 11]], [[-1]]):
+        with pytest.raises(UsageError):
+            generate(model, prompts, SamplingParams("greedy"))
     assert model.read == 0
 
 
@@ -254,12 +209,7 @@ def test_the_model_is_in_evaluation_mode_meanwhile():
     assert model.training
 
 
-def test_no_prompts_give_no_events():
-    assert list(generate(HistoryModel(), [], SamplingParams("greedy"))) == []
-
-
 @pytest.mark.parametrize("settings", [SamplingParams("greedy"), SamplingParams("beam")])
 def test_vectors_of_words_write_no_text(settings):
-    with pytest.raises(UsageError, match="a skip-gram model has no next token") as error:
+    with pytest.raises(UsageError, match="no next token"):
         next(generate(build(SkipGram(kind="skipgram"), 11), [[1, 2]], settings))
-    assert "lmtool neighbors" in error.value.fix

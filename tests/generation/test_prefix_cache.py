@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from lmtool.generation.drafts import ModelDraft, NGramDraft
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
@@ -58,17 +59,31 @@ def is_whole(cache):
     return all(order.get(before, -1) > i for i, (before, _) in enumerate(cache._blocks))
 
 
-@pytest.mark.parametrize("kind", nightly_but(KINDS, "gpt2", "n-grams"))
-def test_conversations_that_begin_alike_are_answered_as_without(kind):
-    """They join at any time, some are given up, each turn begins with the one before; texts also slide."""
+DRAFTS = {
+    "ngram": lambda model: NGramDraft(3),
+    "itself": lambda model: ModelDraft(model, 3),
+    "small": lambda model: ModelDraft(tiny.model(seed=9, n_layers=1, d_model=8, context=10)),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "draft"),
+    nightly_but([*((kind, None) for kind in KINDS), *(("gpt2", name) for name in DRAFTS)], 0, 7, 15, 16, unpack=True),
+)
+def test_conversations_that_begin_alike_are_answered_as_without(kind, draft):
+    """They join at any time, some are given up, each turn begins with the one before; texts also slide.
+
+    Texts that are alone have a draft: greedy ones any, and sampled ones one that only looks up.
+    """
     model = tiny.model(**tiny.TRANSFORMERS[kind])
     cache, rng = PrefixCache(ROOM, n_block=3), random.Random(len(kind))
-    engine = Engine(model, chunk=5, prefixes=cache)
+    drafting = {"draft": DRAFTS[draft](model), "only_exact_drafts": True} if draft else {}
+    engine, n_proposed = Engine(model, chunk=5, prefixes=cache, **drafting), {"greedy": 0, "sample": 0}
     system = [rng.randrange(tiny.VOCAB) for _ in range(7)]
     waiting = [(system[: rng.choice((3, 7))] + [rng.randrange(tiny.VOCAB)] * (1 + i % 3), 3) for i in range(8)]
     asked, answers, n_reused, n_prompts = {}, {}, 0, 0
     while waiting or not engine.idle:
-        if waiting and rng.random() < 0.4:
+        if waiting and rng.random() < (0.4 if draft is None or engine.idle else 0.04):
             (text, turns), settings = waiting.pop(), rng.choice(SETTINGS)
             request = request_for(engine, text, settings)
             asked[engine.add(request)] = text, turns, settings, request, rng.random() < 0.2
@@ -87,11 +102,14 @@ def test_conversations_that_begin_alike_are_answered_as_without(kind):
         assert is_whole(cache)
     assert len(asked) > 8
     assert 0.3 * n_prompts < n_reused < n_prompts
-    for number, (text, _, settings, _, _) in asked.items():
+    for number, (text, _, settings, request, _) in asked.items():
         tokens, logprobs = alone(model, text, settings)
         n = len(answers[number][0])
         assert answers[number][0] == tokens[:n]
         assert answers[number][1] == pytest.approx(logprobs[:n], abs=1e-5)
+        n_proposed[settings.strategy] += request.proposed
+    assert (n_proposed["greedy"] > 0, n_proposed["sample"] > 0) == (draft is not None, draft == "ngram")
+    assert sum(n_proposed.values()) == engine.n_proposed >= engine.n_accepted
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8", "bfloat16"])

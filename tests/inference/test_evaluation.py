@@ -109,43 +109,36 @@ def test_sums_are_over_all_items_and_arrays_in_their_order(n: int, rank: int) ->
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("n", nightly_but([0, 1, 5, 40], 0, 1, 2))
 @pytest.mark.parametrize("rank", nightly_but([1, 2], 0))
-def test_any_number_of_processes_finds_the_same(monkeypatch: pytest.MonkeyPatch, size: int, n: int, rank: int) -> None:
-    alone = Things(n, rank).evaluate()
-    items = Things(n, rank)
-    every = together(monkeypatch, size, items.evaluate)
-    assert sorted(items.read) == list(range(n)), "each item is read by one process"
-    for found in every:
-        assert found.total == pytest.approx(alone.total)
-        assert (found.count, found.metrics) == (alone.count, pytest.approx(alone.metrics))
-        assert [one.shape for one in found.arrays] == [one.shape for one in alone.arrays]
-        assert all(np.array_equal(one, other) for one, other in zip(found.arrays, alone.arrays, strict=True))
-
-
-@pytest.mark.parametrize("size", [2, 3, 7])
-@pytest.mark.parametrize("n", [0, 1, 5, 40])
-def test_in_step_all_compute_as_many_batches(monkeypatch: pytest.MonkeyPatch, size: int, n: int) -> None:
-    """Those that are idle repeat some item, which does not count; in tensors that training can use."""
-    alone, passes = Things(n).evaluate(), [0] * size
+@pytest.mark.parametrize("in_step", [False, True])
+def test_any_number_of_processes_finds_the_same(
+    monkeypatch: pytest.MonkeyPatch, size: int, n: int, rank: int, in_step: bool
+) -> None:
+    """In step all compute as many batches: idle ones repeat some item, which does not count."""
+    alone, every, read = Things(n, rank).evaluate(), [Things(n, rank) for _ in range(size)], [0] * size
 
     def process(world: World) -> EvaluationSums:
-        items = Things(n)
+        items = every[world.rank]
         genuine = items.loss
 
         def loss(chosen: Sequence[int]) -> Loss:
-            assert not torch.is_inference_mode_enabled()
+            assert torch.is_inference_mode_enabled() is not in_step
             assert not torch.is_grad_enabled()
-            passes[world.rank] += 1
+            read[world.rank] += 1
             return genuine(chosen)
 
         monkeypatch.setattr(items, "loss", loss)
-        return items.evaluate(replace(world, is_lockstep=True))
+        return items.evaluate(replace(world, is_lockstep=in_step))
 
     for found in together(monkeypatch, size, process):
         assert found.total == pytest.approx(alone.total)
         assert (found.count, found.metrics) == (alone.count, pytest.approx(alone.metrics))
+        assert [one.shape for one in found.arrays] == [one.shape for one in alone.arrays]
         assert all(np.array_equal(one, other) for one, other in zip(found.arrays, alone.arrays, strict=True))
-    assert len(set(passes)) == 1
-    assert min(passes) >= min(n, 1)
+    if in_step:
+        assert len(set(read)) == 1
+        assert min(read) >= min(n, 1)
+    else:
+        assert sorted(i for items in every for i in items.read) == list(range(n)), "each is read by one process"
 
 
 @pytest.mark.parametrize("size", [1, 3])

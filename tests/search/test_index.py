@@ -67,13 +67,7 @@ def test_all_texts_are_ranked_as_by_a_loop(tmp_path, loaded):
     check(tmp_path / "i", loaded, entries())
     assert found(tmp_path / "i", loaded, LINES[2], 1)[0].text == LINES[2]
     assert len(found(tmp_path / "i", loaded, "a", 3)) == 3
-
-
-def test_many_queries_are_answered_each(tmp_path, loaded):
-    add_or_replace_texts(tmp_path / "i", loaded, entries(), no_report)
-    answers = Index(tmp_path / "i", loaded).search(LINES, 1)
-    assert [hits[0].text for hits in answers] == LINES
-    assert [hits[0].score for hits in answers] == pytest.approx([1.0] * 7, abs=1e-5)
+    assert [hits[0].text for hits in Index(tmp_path / "i", loaded).search(LINES, 1)] == LINES
 
 
 def test_texts_are_added_replaced_kept_and_removed(tmp_path, loaded, monkeypatch):
@@ -125,15 +119,12 @@ def test_another_model_is_refused_by_name(tmp_path, loaded, work):
 
 
 def test_what_cannot_be_indexed_leaves_nothing(tmp_path, loaded):
-    with pytest.raises(DataError, match="no text"):
-        add_or_replace_texts(tmp_path / "i", loaded, [], no_report)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").touch()
-    with pytest.raises(UsageError, match="not empty"):
-        add_or_replace_texts(tmp_path / "full", loaded, entries(), no_report)
-    assert [path.name for path in tmp_path.iterdir()] == ["full"]
-    with pytest.raises(DataError, match=r"two texts have the same id: 'a\.txt:1'"):
-        add_or_replace_texts(tmp_path / "i", loaded, [*entries(), *entries()], no_report)
+    for name, texts in (("i", []), ("full", entries()), ("i", [*entries(), *entries()])):
+        with pytest.raises((DataError, UsageError)):
+            add_or_replace_texts(tmp_path / name, loaded, texts, no_report)
+        assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 
 @pytest.mark.parametrize("name", [TEXTS, VECTORS])
@@ -145,8 +136,6 @@ def test_damage_is_told(tmp_path, loaded, name):
     (tmp_path / "i" / name).unlink()
     with pytest.raises(DataError, match="damaged"):
         Index(tmp_path / "i")
-    with pytest.raises(DataError, match="there is no index"):
-        Index(tmp_path / "none")
 
 
 @pytest.mark.filterwarnings("ignore:builtin type")
@@ -216,14 +205,6 @@ def test_an_indexing_that_is_killed_goes_on(tmp_path, loaded, monkeypatch, at, w
         "kept": n_whole,
     }
     check(path, loaded, entries())
-
-
-def test_a_text_without_tokens_has_a_vector_that_nothing_is_near(loaded):
-    vectors = module.embed_to_unit_vectors(loaded, ["the map", "", "the map"])
-    np.testing.assert_array_equal(vectors[0], vectors[2])
-    assert not vectors[1].any()
-    with pytest.raises(DataError, match="there is no text"):
-        module.embed_to_unit_vectors(loaded, ["", ""])
 
 
 def test_the_first_text_may_be_without_tokens(tmp_path, loaded):

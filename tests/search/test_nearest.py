@@ -38,18 +38,6 @@ def test_a_vector_without_length_stays():
     assert normalize(np.array([[0, 0], [3, 4]], np.float32)).tolist() == [[0, 0], pytest.approx([0.6, 0.8])]
 
 
-def test_the_ranking_is_that_of_sentence_transformers():
-    util = pytest.importorskip("sentence_transformers.util")
-    torch = pytest.importorskip("torch")
-    rows, queries = vectors(500, 32), vectors(9, 32, seed=1)
-    theirs = util.semantic_search(torch.tensor(queries), torch.tensor(rows), top_k=20)
-    for hits, (score_K, row_K) in zip(
-        theirs, find_nearest_by_cosine(normalize(rows), normalize(queries), 20, np.arange(500)), strict=True
-    ):
-        assert [hit["corpus_id"] for hit in hits] == row_K.tolist()
-        np.testing.assert_allclose([hit["score"] for hit in hits], score_K, atol=1e-6)
-
-
 @pytest.mark.parametrize("at_once", [1, 300, 1 << 20])
 @pytest.mark.parametrize(("threshold", "n_kept"), [(0.5, 0), (0.7, 0), (0.5, 20), (-1, 0), (2, 0)])
 def test_near_duplicates_are_those_of_a_loop(monkeypatch, at_once, threshold, n_kept):

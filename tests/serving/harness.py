@@ -1,6 +1,7 @@
 """A server in this process, and runs that are small enough to serve."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,11 @@ class Served:
     def client(self, **options: Any) -> openai.OpenAI:
         """The official client, which does not try again."""
         return openai.OpenAI(base_url=f"{self.address}/v1", **{"api_key": "none", "max_retries": 0, **options})
+
+    def connect(self, source: str = "") -> socket.socket:
+        """A connection without requests so far, from an address."""
+        host, port = self.address.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0) if source else None)
 
     def http(self, **options: Any) -> httpx.Client:
         """A plain client."""

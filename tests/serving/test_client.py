@@ -23,6 +23,7 @@ from lmtool.tasks.predict import predict_table_lazily
 from tests.serving.harness import Served, served
 
 PROMPT = "Who saw the"
+PENALTIES = {"frequency_penalty": 1.5, "presence_penalty": -0.5}
 
 
 def alone(server: Served, prompt: str, settings: SamplingParams, **options: Any) -> list[str]:
@@ -57,15 +58,22 @@ def test_several_prompts_and_samples(client: openai.OpenAI, server: Served, name
     assert [choice.text for choice in answer.choices] == server.generator.complete(prompts, settings, n=2)
 
 
-@pytest.mark.parametrize("stop", ["a", ["zz", "e"]])
-def test_stop_strings_and_biases(client: openai.OpenAI, server: Served, name: str, stop: Any) -> None:
-    answer = client.completions.create(
-        model=name, prompt=PROMPT, max_tokens=60, seed=1, stop=stop, logit_bias={"70": 4, "71": -100}
-    )
-    settings = SamplingParams(seed=1, temperature=1.0, max_new_tokens=60, logit_bias=(((70,), 4.0), ((71,), -100.0)))
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    assert [answer.choices[0].text] == alone(server, PROMPT, settings, stop=stops)
-    assert answer.choices[0].finish_reason in ("stop", "length")
+@pytest.mark.parametrize(
+    ("asked", "settings", "stop"),
+    [
+        ({"stop": "a", "logit_bias": {"70": 4, "71": -100}}, {"logit_bias": (((70,), 4.0), ((71,), -100.0))}, ("a",)),
+        ({"stop": ["zz", "e"]}, {}, ("zz", "e")),
+        (PENALTIES, PENALTIES, ()),
+    ],
+)
+def test_fields_of_a_completion_are_settings_of_generate(
+    client: openai.OpenAI, server: Served, asked: Any, settings: Any, stop: tuple[str, ...]
+) -> None:
+    plain: Any = {"model": None, "prompt": PROMPT, "max_tokens": 60, "seed": 1}
+    text = client.completions.create(**plain, **asked).choices[0].text
+    expected = SamplingParams(seed=1, temperature=1.0, max_new_tokens=60, **settings)
+    assert [text] == alone(server, PROMPT, expected, stop=stop)
+    assert text != client.completions.create(**plain).choices[0].text
 
 
 def test_a_stream_is_the_same_text(client: openai.OpenAI, name: str) -> None:
@@ -158,13 +166,8 @@ def test_a_search_finds_what_lmtool_search_does(talker: str, server: Served, tmp
             assert [tuple(hit.values())[:3] for hit in one["hits"]] == [hit[:3] for hit in hits]
             assert [hit["score"] for hit in one["hits"]] == pytest.approx([hit.score for hit in hits], abs=1e-5)
         assert len(http.post("/search", json={"input": "yes"}).json()["data"][0]["hits"]) == 5
-        for wrong in (
-            {"input": "a", "k": 0},
-            {"input": "a", "k": 1001},
-            {"input": "a", "index": "/etc"},
-            {"input": []},
-        ):
-            assert http.post("/search", json=wrong).status_code == 400
+        for wrong in ({"k": 0}, {"k": 1001}, {"index": "/etc"}, {"input": []}):
+            assert http.post("/search", json={"input": "a", **wrong}).status_code == 400
     with server.http() as http:
         assert http.post("/search", json={"input": "yes"}).status_code == 404
 
@@ -204,6 +207,8 @@ def test_every_sampling_filter_is_a_field_of_requests(server: Served, client: op
     ("asked", "param"),
     [
         ({"temperature": -1}, "temperature"),
+        ({"prompt": []}, "prompt"),
+        ({"stop": [""]}, "stop"),
         ({"max_tokens": 10**6}, "max_tokens"),
         ({"n": 65}, "n"),
         ({"prompt": ["a"] * 64, "n": 2}, "n"),
@@ -211,7 +216,6 @@ def test_every_sampling_filter_is_a_field_of_requests(server: Served, client: op
         ({"prompt": "a" * 5000}, "prompt"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"frequency_penalty": 2.5}, "frequency_penalty"),
-        ({"presence_penalty": -3}, "presence_penalty"),
         ({"extra_body": {"web_search_options": {}}}, "web_search_options"),
         ({"extra_body": {"run": "/etc/passwd"}}, "run"),
     ],
@@ -221,15 +225,6 @@ def test_wrong_requests_are_told_what_is_wrong(client: openai.OpenAI, asked: Any
         client.completions.create(**{"model": None, "prompt": "a", **asked})
     assert refused.value.param == param
     assert refused.value.type == "invalid_request_error"
-
-
-def test_penalties_are_those_of_generate(client: openai.OpenAI, server: Served) -> None:
-    settings = SamplingParams(seed=3, temperature=1.0, max_new_tokens=40, frequency_penalty=1.5, presence_penalty=-0.5)
-    (expected,) = alone(server, PROMPT, settings)
-    asked: Any = {"model": None, "prompt": PROMPT, "seed": 3, "max_tokens": 40}
-    answer = client.completions.create(**asked, frequency_penalty=1.5, presence_penalty=-0.5)
-    assert answer.choices[0].text == expected
-    assert client.completions.create(**asked).choices[0].text != expected
 
 
 def test_fields_on_which_no_answer_depends_change_none(client: openai.OpenAI) -> None:

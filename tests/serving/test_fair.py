@@ -3,9 +3,9 @@
 import asyncio
 import gc
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -28,59 +28,37 @@ VICTIM = {"prompt": "Who saw", "max_tokens": 25, "seed": 1, "logit_bias": {"1": 
 N_ROWS = 8
 
 
-@dataclass
-class Step:
-    """victim: its tokens. n_read: tokens that the model read in one go or more. n_calls: other computations."""
-
-    victim: int = 0
-    n_read: int = 0
-    n_calls: int = 0
-
-
-@dataclass
-class Watched:
-    """The steps of a server."""
-
-    server: Served
-    steps: list[Step] = field(default_factory=lambda: [Step()])
-
-    @property
-    def of_victim(self) -> list[Step]:
-        """From its first token to its last."""
-        at = [i for i, step in enumerate(self.steps) if step.victim]
-        return self.steps[at[0] : at[-1] + 1]
-
-
 @pytest.fixture
 def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server, and of each of its steps the victim's tokens, those that the model read, and other computations."""
     turn, step = Scheduler._run_iteration, Engine.step
+    steps = [Counter[str]()]
+
+    def turning(self: Scheduler, call: Any) -> None:
+        steps.append(Counter(calls=int(call is not None)))
+        turn(self, call)
+
+    def stepping(self: Engine) -> Any:
+        limits = {id: state.request.params.max_new_tokens for id, state in self._states.items()}
+        tokens = step(self)
+        steps[-1]["victim"] += sum(limits[token.request] == VICTIM["max_tokens"] for token in tokens)
+        return tokens
+
+    def counted(name: str) -> Callable[..., Any]:
+        call = getattr(ModelRunner, name)
+
+        def counting(self: ModelRunner, tokens: Sequence[Any], state: Any) -> Any:
+            steps[-1]["read"] += sum(len(row) if name == "read_tokens" else 1 for row in tokens)
+            return call(self, tokens, state)
+
+        return counting
+
     with served(talker, ServerConfig(n_rows=N_ROWS)) as server:
-        found = Watched(server)
-
-        def turning(self: Scheduler, call: Any) -> None:
-            found.steps.append(Step(n_calls=int(call is not None)))
-            turn(self, call)
-
-        def stepping(self: Engine) -> Any:
-            limits = {id: state.request.params.max_new_tokens for id, state in self._states.items()}
-            tokens = step(self)
-            found.steps[-1].victim += sum(limits[token.request] == VICTIM["max_tokens"] for token in tokens)
-            return tokens
-
-        def counted(name: str) -> Callable[..., Any]:
-            call = getattr(ModelRunner, name)
-
-            def counting(self: ModelRunner, tokens: Sequence[Any], state: Any) -> Any:
-                found.steps[-1].n_read += sum(len(row) if name == "read_tokens" else 1 for row in tokens)
-                return call(self, tokens, state)
-
-            return counting
-
         monkeypatch.setattr(Scheduler, "_run_iteration", turning)
         monkeypatch.setattr(Engine, "step", stepping)
         for name in ("read_tokens", "decode_step"):
             monkeypatch.setattr(ModelRunner, name, counted(name))
-        yield found
+        yield server, steps
 
 
 @asynccontextmanager
@@ -131,12 +109,14 @@ HEAVY: dict[str, tuple[str, dict[str, Any], set[int]]] = {
 
 
 @pytest.mark.parametrize("kind", nightly_but(HEAVY, "a large schema", "samples"))
-def test_a_text_goes_on_in_each_step(watched: Watched, kind: str) -> None:
+def test_a_text_goes_on_in_each_step(watched: tuple[Served, list[Counter[str]]], kind: str) -> None:
+    """From its first token to its last."""
+    server, steps = watched
     path, body, expected = HEAVY[kind]
     max_read = CHUNK_TOKENS + N_ROWS + (GROUP_TOKENS if kind == "vectors" else 0)
 
     async def ask() -> list[int]:
-        async with httpx.AsyncClient(base_url=watched.server.address) as client:
+        async with httpx.AsyncClient(base_url=server.address) as client:
             timeout = 0.2 if expected == {0} else 60
             async with beside(client, path, body, timeout) as statuses:
                 while not statuses:
@@ -146,9 +126,11 @@ def test_a_text_goes_on_in_each_step(watched: Watched, kind: str) -> None:
             return statuses
 
     assert set(asyncio.run(ask())) == expected
-    assert [step.victim for step in watched.of_victim] == [1] * VICTIM["max_tokens"]
-    assert max(step.n_calls for step in watched.of_victim) <= 1
-    assert max(step.n_read for step in watched.of_victim) <= max_read
+    at = [i for i, step in enumerate(steps) if step["victim"]]
+    of_victim = steps[at[0] : at[-1] + 1]
+    assert [step["victim"] for step in of_victim] == [1] * len(of_victim) == [1] * VICTIM["max_tokens"]
+    assert max(step["calls"] for step in of_victim) <= 1
+    assert max(step["read"] for step in of_victim) <= max_read
 
 
 @pytest.mark.slow

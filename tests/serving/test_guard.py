@@ -19,7 +19,6 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from lmtool.errors import UsageError
-from lmtool.generation.prefix_cache import BLOCK_TOKENS
 from lmtool.serving import application, server
 from lmtool.serving.guard import AccessPolicy, read_api_key
 from lmtool.serving.server import ServerConfig
@@ -42,24 +41,13 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     return error
 
 
-@pytest.mark.parametrize(
-    ("host", "known"),
-    [
-        ("localhost:8000", True),
-        ("127.0.0.1", True),
-        ("[::1]:8000", True),
-        ("192.168.1.5:8000", True),
-        ("box.example:8000", True),
-        ("BOX.example", True),
-        ("evil.example", False),
-        ("localhost.evil.example", False),
-        ("127.0.0.1.evil.example", False),
-        ("", False),
-        ("[::1", False),
-    ],
-)
-def test_hosts_are_addresses_and_known_names(host: str, known: bool) -> None:
-    assert AccessPolicy("127.0.0.1", None, ["box.example"]).allows_host(host) is known
+KNOWN_HOSTS = ["localhost:8000", "127.0.0.1", "[::1]:8000", "192.168.1.5:8000", "box.example:8000", "BOX.example"]
+OTHER_HOSTS = ["evil.example", "evilbox.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::1"]
+
+
+def test_hosts_are_addresses_and_known_names() -> None:
+    policy = AccessPolicy("127.0.0.1", None, ["box.example"])
+    assert [host for host in [*KNOWN_HOSTS, *OTHER_HOSTS] if policy.allows_host(host)] == KNOWN_HOSTS
 
 
 def test_a_page_elsewhere_cannot_use_the_server(client: httpx.Client, server: Served) -> None:
@@ -110,51 +98,12 @@ def test_what_is_nowhere_and_what_is_no_json(client: httpx.Client, monkeypatch: 
     assert client.post("/v1/completions", json={"prompt": "a" * 1000}).status_code == 413
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/classify"])
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain; charset=utf-8", "", None])
-def test_a_body_of_another_type_is_told_the_header_to_send(client: httpx.Client, path: str, kind: str | None) -> None:
-    answer = client.post(path, content=b'{"prompt": "Who"}', headers={} if kind is None else {"content-type": kind})
-    assert answer.status_code == 415
-    message = error_of(answer)["message"]
-    assert "Content-Type: application/json" in message
-    assert (kind or "no Content-Type") in message
-
-
-def test_a_body_that_does_not_come(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "BODY_TIMEOUT_SECONDS", 0.1)
-    host, port = server.address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
-        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
-
-
-@pytest.mark.slow
-def test_silent_and_too_many_connections_are_closed(talker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "IDLE_SECONDS", 0.2)
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
-    with served(talker) as found:
-        address = found.address.removeprefix("http://").split(":")
-        every = [socket.create_connection((address[0], int(address[1])), timeout=60) for _ in range(6)]
-        assert [connection.recv(1) for connection in every] == [b""] * 6
-        for connection in every:
-            connection.close()
-        with found.http() as client:
-            assert client.get("/health").status_code == 200
-
-
-HALF = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-
-
 def half_heads(found: Served, number: int, address: str) -> list[socket.socket]:
     """Connections of one address that have each sent half a request."""
-    host, port = found.address.removeprefix("http://").split(":")
-    every = [
-        socket.create_connection((host, int(port)), timeout=60, source_address=(address, 0)) for _ in range(number)
-    ]
+    every = [found.connect(address) for _ in range(number)]
     for connection in every:
         with suppress(ConnectionError):
-            connection.sendall(HALF)
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
     return every
 
 
@@ -174,10 +123,10 @@ def test_requests_that_run_are_not_closed_for_others(talker: str, monkeypatch: p
     monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_CLIENT", 1)
     head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     body = json.dumps(ASKED).encode()
-    with served(talker) as found, connected(found) as first:
+    with served(talker) as found, found.connect() as first:
         first.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
         time.sleep(0.2)
-        with connected(found) as second:
+        with found.connect() as second:
             assert second.recv(1) == b""
         assert status_of(first, body) == 200
 
@@ -194,12 +143,6 @@ def test_requests_that_run_are_not_closed_for_others(talker: str, monkeypatch: p
 )
 def test_a_network_of_ipv6_is_one_client(one: str, other: str, alike: bool) -> None:
     assert (server._client_network((one, 1)) == server._client_network((other, 2))) is alike
-
-
-def connected(found: Served) -> socket.socket:
-    """A connection without requests so far."""
-    host, port = found.address.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def status_of(connection: socket.socket, request: bytes) -> int:
@@ -245,7 +188,7 @@ def test_nobody_holds_a_connection_with_half_a_request(talker: str, monkeypatch:
     with served(talker) as found, ExitStack() as held:
         connections, dripping = {}, []
         for name, (begins, drips, n_before) in HALVES.items():
-            connection = connections[name] = held.enter_context(connected(found))
+            connection = connections[name] = held.enter_context(found.connect())
             for _ in range(n_before):
                 assert status_of(connection, HEALTH) == 200
             connection.sendall(begins)
@@ -269,7 +212,7 @@ def test_nobody_holds_a_connection_with_half_a_request(talker: str, monkeypatch:
 def test_a_body_after_a_first_answer_comes_in_time_too(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "BODY_TIMEOUT_SECONDS", 0.1)
     head = b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
-    with connected(server) as connection:
+    with server.connect() as connection:
         assert [status_of(connection, HEALTH), status_of(connection, head)] == [200, 408]
 
 
@@ -332,30 +275,6 @@ def test_the_log_holds_no_prompts_unless_asked(talker: str, caplog: pytest.LogCa
         assert "POST /v1/completions 200" in caplog.text
         assert "POST /v1/completions 400" in caplog.text
         assert ("saw secret" in caplog.text) is logs_prompts
-
-
-def test_metrics_count_what_prompts_have_in_common(talker: str) -> None:
-    """A system prompt, and the turn before with its answer, are read once."""
-    system = {"role": "system", "content": "Answer every question about the ball, and say who saw it and who did not."}
-    messages = [system, {"role": "user", "content": "Who saw the ball?"}]
-    chat = {"temperature": 0, "max_tokens": 20}
-    with served(talker) as found, found.http() as client:
-
-        def reused() -> tuple[int, float, str]:
-            before = samples(client.get("/metrics").text)["lmtool_reused_prompt_tokens_total"]
-            answer = client.post("/v1/chat/completions", json={"messages": messages, **chat}).json()
-            after = samples(client.get("/metrics").text)["lmtool_reused_prompt_tokens_total"]
-            return answer["usage"]["prompt_tokens"], after - before, answer["choices"][0]["message"]["content"]
-
-        n, none, text = reused()
-        assert none == 0
-        assert reused() == (n, (n - 1) // BLOCK_TOKENS * BLOCK_TOKENS, text)
-        messages[1] = {"role": "user", "content": "Did Anna see it?"}
-        _, n_system, _ = reused()
-        assert 0 < n_system < n
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "and Tom?"}]
-        _, n_turn, _ = reused()
-        assert n_turn > n_system
 
 
 def test_metrics_count_tokens_requests_and_waits(talker: str) -> None:

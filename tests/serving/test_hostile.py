@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import httpx
@@ -19,7 +20,6 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
 from tests.serving.harness import Served, samples, served
-from tests.support.cases import nightly_but
 
 FIELDS = [
     *("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop"),
@@ -91,9 +91,8 @@ def test_ten_thousand_random_requests_leave_nothing_behind(server: Served) -> No
 
 def test_random_bytes_are_no_requests(server: Served) -> None:
     rng = random.Random(1)
-    host, port = server.address.removeprefix("http://").split(":")
     for n in (0, 1, 10, 1000, 100_000):
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
+        with server.connect() as connection:
             connection.sendall(rng.randbytes(n) + b"\r\n\r\n")
             connection.shutdown(socket.SHUT_WR)
             try:
@@ -125,9 +124,8 @@ CHUNKS = f"{len(BODY):x}\r\n{BODY}\r\n0\r\n\r\n"
 
 def whole_answer(server: Served, *parts: str, pause: float = 0.05) -> bytes:
     """What comes back until the connection is closed, for bytes that are sent in these parts."""
-    host, port = server.address.removeprefix("http://").split(":")
     answer = b""
-    with socket.create_connection((host, int(port)), timeout=60) as connection, suppress(ConnectionError):
+    with server.connect() as connection, suppress(ConnectionError):
         for i, part in enumerate(parts):
             time.sleep(pause * bool(i))
             connection.sendall(part.encode("latin-1"))
@@ -144,75 +142,48 @@ def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.exc_info or "Traceback" in one.getMessage()]
 
 
-@pytest.mark.parametrize("path", nightly_but(["/v1/completions", "/health", "/nothing"], 0, 1))
-@pytest.mark.parametrize(
-    ("version", "lengths"),
-    nightly_but(
-        [
-            ("1.1", "Content-Length: {n}\r\nTransfer-Encoding: chunked\r\n"),
-            ("1.1", "transfer-encoding: chunked\r\ncontent-length: 0\r\n"),
-            ("1.1", "Transfer-Encoding:\tCHUNKED\r\nContent-Length: {n}, {n}\r\n"),
-            ("1.1", "Content-Length: 1\r\nContent-Length: {n}\r\n"),
-            ("1.1", "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
-            ("1.1", "Transfer-Encoding: gzip, chunked\r\n"),
-            ("1.1", "Transfer-Encoding: identity\r\n"),
-            ("1.1", "Content-Length: +{n}\r\n"),
-            ("1.0", "Connection: keep-alive\r\nTransfer-Encoding: chunked\r\n"),
-        ],
-        0,
-        1,
-        3,
-        4,
-        6,
-        7,
-        unpack=True,
-    ),
-)
-@pytest.mark.parametrize("parts", nightly_but([1, 2], 0))
+TWO_LENGTHS = [
+    ("1.1", "Content-Length: {n}\r\nTransfer-Encoding: chunked\r\n"),
+    ("1.1", "transfer-encoding: chunked\r\ncontent-length: 0\r\n"),
+    ("1.1", "Transfer-Encoding:\tCHUNKED\r\nContent-Length: {n}, {n}\r\n"),
+    ("1.1", "Content-Length: 1\r\nContent-Length: {n}\r\n"),
+    ("1.1", "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
+    ("1.1", "Transfer-Encoding: gzip, chunked\r\n"),
+    ("1.1", "Transfer-Encoding: identity\r\n"),
+    ("1.1", "Content-Length: +{n}\r\n"),
+    ("1.0", "Connection: keep-alive\r\nTransfer-Encoding: chunked\r\n"),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/nothing"])
+@pytest.mark.parametrize("is_apart", [False, True])
 def test_a_body_of_two_lengths_is_refused_and_what_follows_it_is_no_request(
-    server: Served, caplog: pytest.LogCaptureFixture, path: str, version: str, lengths: str, parts: int
+    server: Served, caplog: pytest.LogCaptureFixture, path: str, is_apart: bool
 ) -> None:
     caplog.set_level(logging.INFO)
-    head = f"POST {path} HTTP/{version}\r\n{HOST}{JSON_TYPE}{lengths.format(n=len(CHUNKS))}\r\n"
-    sent = (head + CHUNKS + SECOND,) if parts == 1 else (head, CHUNKS + SECOND)
-    assert statuses(whole_answer(server, *sent)) == ["400"]
+    for version, lengths in TWO_LENGTHS:
+        head = f"POST {path} HTTP/{version}\r\n{HOST}{JSON_TYPE}{lengths.format(n=len(CHUNKS))}\r\n"
+        sent = (head, CHUNKS + SECOND) if is_apart else (head + CHUNKS + SECOND,)
+        assert statuses(whole_answer(server, *sent)) == ["400"], lengths
     assert "/second" not in caplog.text
     assert tracebacks(caplog) == []
 
 
-@pytest.mark.parametrize("pause", nightly_but([0.0, 0.02], 0))
 @pytest.mark.parametrize(
-    "body",
-    nightly_but(
-        ["zz\r\n", "5\r\nabcdefgh\r\n", "-1\r\n\r\n", "f" * 40, "1\r\na\r\n0\r\n\x00: y\r\n\r\n"],
-        "zz\r\n",
-        "5\r\nabcdefgh\r\n",
-        3,
-    ),
-)
-@pytest.mark.parametrize(
-    "head",
-    nightly_but(
-        [
-            CHUNKED,
-            CHUNKED.replace("application/json", "text/plain"),
-            CHUNKED.replace("POST /v1/completions", "GET /health"),
-            CHUNKED.replace("/v1/completions", "/nothing"),
-            CHUNKED.replace("127.0.0.1", "evil.example"),
-            CHUNKED + "Expect: 100-continue\r\n",
-        ],
-        0,
-        1,
-        2,
-        3,
-        4,
-    ),
-    ids=["read", "other type", "no body", "no endpoint", "other host", "expect"],
+    "body", ["zz\r\n", "5\r\nabcdefgh\r\n", "-1\r\n\r\n", "f" * 40, "1\r\na\r\n0\r\n\x00: y\r\n\r\n"]
 )
 def test_a_malformed_body_ends_the_connection_alone(
-    server: Served, caplog: pytest.LogCaptureFixture, head: str, body: str, pause: float
+    server: Served, caplog: pytest.LogCaptureFixture, body: str
 ) -> None:
-    for begun in ("", "1\r\n{\r\n"):
+    heads = [
+        CHUNKED,
+        CHUNKED.replace("application/json", "text/plain"),
+        CHUNKED.replace("POST /v1/completions", "GET /health"),
+        CHUNKED.replace("/v1/completions", "/nothing"),
+        CHUNKED.replace("127.0.0.1", "evil.example"),
+        CHUNKED + "Expect: 100-continue\r\n",
+    ]
+    for head, begun, pause in product(heads, ("", "1\r\n{\r\n"), (0.0, 0.02)):
         answer = whole_answer(server, f"{head}\r\n{begun}", body + SECOND, pause=pause)
         assert all(status.startswith(("1", "4")) or status == "200" for status in statuses(answer)), answer
         assert b"no such endpoint" not in answer or b"/nothing" in head.encode()
@@ -232,66 +203,34 @@ def test_what_is_malformed_behind_a_stream_leaves_no_traceback(
     assert tracebacks(caplog) == []
 
 
-@pytest.mark.parametrize(
-    "request_line",
-    nightly_but(
-        [
-            *("CONNECT localhost:80 HTTP/1.1", "CONNECT / HTTP/1.1", "OPTIONS * HTTP/1.1", "TRACE / HTTP/1.1"),
-            *(
-                "GET http://[::1 HTTP/1.1",
-                "GET //evil.example/%2e%2e HTTP/1.1",
-                "GET /%ff%00%0a HTTP/1.1",
-                "G@T / HTTP/1.1",
-            ),
-            *("GET /health HTTP/2.0", "GET /health", "\x16\x03\x01\x02", "GET /%s HTTP/1.1" % ("a" * 70_000)),
-            *("POST / HTTP/1.1", "HEAD /v1/models HTTP/1.1", "PRI * HTTP/2.0"),
-        ],
-        0,
-        "CONNECT / HTTP/1.1",
-        "TRACE / HTTP/1.1",
-        5,
-        "G@T / HTTP/1.1",
-        "GET /health",
-        11,
-        "HEAD /v1/models HTTP/1.1",
-    ),
-)
-@pytest.mark.parametrize(
-    "headers",
-    nightly_but(
-        [
-            *(HOST, "", f"{HOST}{HOST}", "Host: [::1\r\n", f"{HOST}Upgrade: websocket\r\nConnection: Upgrade\r\n"),
-            *(
-                f"{HOST}Authorization: \xff\r\n",
-                f"{HOST} folded\r\n",
-                f"{HOST}X\x00: y\r\n",
-                f"{HOST}Content-Length: 9e9\r\n",
-            ),
-        ],
-        "Host: 127.0.0.1\r\n",
-        2,
-        4,
-        "Host: 127.0.0.1\r\n folded\r\n",
-    ),
-)
+REQUEST_LINES = [
+    *("CONNECT localhost:80 HTTP/1.1", "CONNECT / HTTP/1.1", "OPTIONS * HTTP/1.1", "TRACE / HTTP/1.1"),
+    *("GET http://[::1 HTTP/1.1", "GET //evil.example/%2e%2e HTTP/1.1", "GET /%ff%00%0a HTTP/1.1", "G@T / HTTP/1.1"),
+    *("GET /health HTTP/2.0", "GET /health", "\x16\x03\x01\x02", "GET /%s HTTP/1.1" % ("a" * 70_000)),
+    *("POST / HTTP/1.1", "HEAD /v1/models HTTP/1.1", "PRI * HTTP/2.0"),
+]
+HEADERS = [
+    *(HOST, "", f"{HOST}{HOST}", "Host: [::1\r\n", f"{HOST}Upgrade: websocket\r\nConnection: Upgrade\r\n"),
+    *(f"{HOST}Authorization: \xff\r\n", f"{HOST} folded\r\n", f"{HOST}X\x00: y\r\n"),
+    f"{HOST}Content-Length: 9e9\r\n",
+]
+
+
+@pytest.mark.parametrize("request_line", REQUEST_LINES)
 def test_no_malformed_request_leaves_a_traceback(
-    server: Served, caplog: pytest.LogCaptureFixture, request_line: str, headers: str
+    server: Served, caplog: pytest.LogCaptureFixture, request_line: str
 ) -> None:
-    answer = whole_answer(server, f"{request_line}\r\n{headers}Connection: close\r\n\r\n", pause=0)
-    assert all(status[0] in "24" for status in statuses(answer)), answer
+    for headers in HEADERS:
+        answer = whole_answer(server, f"{request_line}\r\n{headers}Connection: close\r\n\r\n", pause=0)
+        assert all(status[0] in "24" for status in statuses(answer)), answer
     assert tracebacks(caplog) == []
 
 
 def broken_off(address: str, seed: int, problems: list[Any]) -> None:
     """A client that goes away at some moment."""
     rng = random.Random(seed)
-    asked = {
-        "prompt": "Who saw",
-        "max_tokens": 4000,
-        "stream": rng.random() < 0.7,
-        "seed": seed,
-        "n": rng.choice((1, 2)),
-    }
+    asked: dict[str, Any] = {"prompt": "Who saw", "max_tokens": 4000, "seed": seed, "n": rng.choice((1, 2))}
+    asked["stream"] = rng.random() < 0.7
     try:
         timeout = httpx.Timeout(60, read=rng.choice((0.001, 0.05, 0.2, 60)))
         with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=timeout) as answer:
@@ -327,10 +266,9 @@ def test_clients_that_break_off_leave_nothing_behind(talker: str, n_clients: int
 
 
 def test_a_reader_that_stops_reading_stalls_nobody(server: Served) -> None:
-    host, port = server.address.removeprefix("http://").split(":")
     body = json.dumps({"prompt": "Who", "max_tokens": 4000, "stream": True, "logprobs": 20, "n": 2}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
+    head = f"POST /v1/completions HTTP/1.1\r\n{HOST}{JSON_TYPE}"
+    with server.connect() as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert connection.recv(12) == b"HTTP/1.1 200"
         with server.http() as client:

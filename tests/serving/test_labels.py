@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lmtool.api import load
-from lmtool.tasks.predict import predict_table_lazily
 from tests.serving.harness import served
 from tests.support.training import Work, words
 
@@ -91,11 +90,3 @@ def test_labels_are_those_of_python_and_of_predict(base: Work, kind: str, tmp_pa
     if kind == "answers":
         for one, (_, context) in zip(found, rows, strict=True):
             assert one["label"] == "" or context[one["start"] :].startswith(one["label"])
-
-
-def test_numbers_are_those_of_the_table(base: Work, tmp_path: Path) -> None:
-    lm = load(str(base.run("number")), device="cpu")
-    table = tmp_path / "rows.csv"
-    table.write_text("\n".join(["text", *SENTENCES]) + "\n", encoding="utf-8")
-    told = [cells[0] for _, cells in predict_table_lazily(lm.loaded, str(table)).rows]
-    assert [one.label for one in lm.predict(SENTENCES)] == pytest.approx([float(str(cell)) for cell in told], rel=1e-4)

@@ -71,7 +71,7 @@ def test_rungs_divide_until_one_is_left_or_as_many_as_train_at_once(runs, slots)
     made = make_rungs(runs, slots, times)
     assert made[0].n_runs == runs
     assert made[-1] == Rung(min(runs, slots), 1.0)
-    assert all(one.n_runs >= other.n_runs for one, other in pairwise(made))
+    assert all(other.n_runs <= one.n_runs <= ETA * other.n_runs for one, other in pairwise(made))
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])

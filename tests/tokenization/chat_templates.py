@@ -84,21 +84,6 @@ GEMMA = (
     "{% endif %}{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
 )
-ZEPHYR = """{% for message in messages %}
-{% if message['role'] == 'user' %}
-{{ '<|user|>
-' + message['content'] + eos_token }}
-{% elif message['role'] == 'system' %}
-{{ '<|system|>
-' + message['content'] + eos_token }}
-{% elif message['role'] == 'assistant' %}
-{{ '<|assistant|>
-'  + message['content'] + eos_token }}
-{% endif %}
-{% if loop.last and add_generation_prompt %}
-{{ '<|assistant|>' }}
-{% endif %}
-{% endfor %}"""
 GENERATION = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}{% if message.role == 'assistant' %}"
     "{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}{{ '\n' }}"
@@ -143,7 +128,6 @@ PUBLISHED = {
         "<end_of_turn>",
         False,
     ),
-    "zephyr": Published(ZEPHYR, "pieces", ("<unk>", "<s>", "</s>"), "<s>", "</s>", "</s>"),
     "generation": Published(
         GENERATION, "bytes", ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), None, "<|endoftext|>", "<|im_end|>"
     ),
@@ -162,12 +146,8 @@ def publish(folder: Path, name: str, **changes: Any) -> Path:
         tokens = [(own.bos, inner.token_to_id(own.bos))]
         both = f"{own.bos} $A {own.bos} $B:1"
         inner.post_processor = processors.TemplateProcessing(f"{own.bos} $A", both, tokens)
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": own.eos,
-        "chat_template": own.template,
-        "clean_up_tokenization_spaces": False,
-    }
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    config |= {"eos_token": own.eos, "chat_template": own.template}
     if own.bos is not None:
         config["bos_token"] = own.bos
     if "<unk>" in own.specials:

@@ -55,11 +55,6 @@ def test_pieces_are_the_text_without_long_runs(parts: list[tuple[str, int]]) -> 
         assert pieces == [text]
 
 
-@pytest.mark.parametrize("text", ["", prose(9000), "a" * (MAX_RUN_CHARACTERS - 1) + " " + "b" * 900])
-def test_ordinary_text_is_not_cut(text: str) -> None:
-    assert list(split_long_runs(text)) == [text]
-
-
 @pytest.mark.parametrize(
     ("kind", "run"), [("bpe", "letters"), ("wordpiece", "mixed"), ("word", "marks"), ("bpe", "spaces")]
 )

@@ -157,12 +157,6 @@ def test_word_vocabulary_holds_the_most_frequent_words() -> None:
     assert words.encode("a d") == [7, words.unk_id]
 
 
-def test_bpe_merges_the_most_frequent_pair_first() -> None:
-    tokenizer = Tokenizer.train(BpeTokenizer(vocab_size=300), ["low lower lowest low low newer newest"])
-    learnt = [tokenizer.display_token(i) for i in range(7 + 256, tokenizer.vocab_size)]
-    assert learnt[:2] == ["lo", "low"]
-
-
 ASCII = st.text("aaabbcde \n.,'1", min_size=1, max_size=60)
 """Texts with repeated letters, and all kinds of borders of words."""
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.tokenization.tools import (
     UNSUPPORTED,
-    CallSyntax,
     ToolCall,
     ToolCallParser,
     ToolsUnsupportedError,
@@ -71,25 +70,6 @@ def parsed(parser: ToolCallParser, *pieces: str) -> tuple[str, list[tuple[str, d
         shown, more = parser.push(piece, is_last=i == len(pieces))
         text, calls = text + shown, calls + more
     return text, [(call.name, call.arguments) for call in calls], [call.id for call in calls]
-
-
-EXPECTED = {
-    "qwen": ("<tool_call>", "arguments"),
-    "thinking": ("<think>", "arguments"),
-    "hermes": ("<tool_call>", "arguments"),
-    "llama": ('"parameters": ', "parameters"),
-    "mistral": ("[TOOL_CALLS] [", "arguments"),
-    "mistral-pieces": ("[TOOL_CALLS] [", "arguments"),
-    "json": ('"arguments": ', "arguments"),
-    "plain": ("<tool_call>", "arguments"),
-    "plain-published": ("System: Tools: ", "arguments"),
-}
-
-
-@pytest.mark.parametrize("name", CONVENTIONS)
-def test_the_convention_is_recognised_by_what_the_template_contains(formats: Any, name: str) -> None:
-    found: CallSyntax = formats(name).call_syntax
-    assert (found.marker, found.arguments_key) == EXPECTED[name]
 
 
 @pytest.mark.parametrize("mark", UNSUPPORTED)
@@ -324,24 +304,6 @@ def test_long_answers_take_no_longer_than_their_length() -> None:
     assert time.perf_counter() - started < 20  # seconds; quadratic searches took minutes
 
 
-@pytest.mark.parametrize(
-    ("value", "where"),
-    [
-        ({}, "tools: "),
-        ("{", "tools: "),
-        ([3], "tools[0]"),
-        ([{"name": "a"}], "tools[0].function"),
-        ([TOOLS[0], {"function": {"name": "a b"}}], "tools[1].function.name"),
-        ([TOOLS[0], TOOLS[0]], "the same name"),
-        ([{"function": {"name": "a", "parameters": [1]}}], "tools[0].function.parameters"),
-    ],
-)
-def test_wrong_tools_are_refused_where_they_are(value: Any, where: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        validate_tools(value)
-    assert where in str(caught.value)
-
-
 def test_tools_and_calls_are_read_as_objects_and_as_json() -> None:
     assert validate_tools(json.dumps(TOOLS)) == validate_tools(list(TOOLS)) == TOOLS
     given = [{"function": {"name": "now", "arguments": arguments}} for arguments in ({"a": 1}, '{"a": 1}', "", None)]
@@ -353,26 +315,34 @@ def test_tools_and_calls_are_read_as_objects_and_as_json() -> None:
 
 
 FUNCTION = "tool_calls[0].function"
+parse_calls = partial(parse_tool_calls, message_number=1)
+
+
+DEEP = json.loads('{"a":' * 70 + "1" + "}" * 70)
 
 
 @pytest.mark.parametrize(
-    ("value", "where"),
+    ("read", "value", "where"),
     [
-        ({"a": 1}, "tool_calls: "),
-        ([3], "tool_calls[0]"),
-        ([{"id": 3, "function": {"name": "now"}}], "tool_calls[0].id"),
-        ([{"function": {"name": 3}}], f"{FUNCTION}.name"),
-        ([{"function": {"name": "now", "arguments": "{"}}], f"{FUNCTION}.arguments"),
-        ([{"function": {"name": "now", "arguments": [1]}}], f"{FUNCTION}.arguments"),
-        ([{"function": {"name": "now", "arguments": '{"a":' * 9999}}], f"{FUNCTION}.arguments"),
-        (
-            [{"function": {"name": "now", "arguments": json.loads('{"a":' * 70 + "1" + "}" * 70)}}],
-            "message 1: tool_calls",
-        ),
-        ([{"function": {"name": "now", "arguments": {"a": float("nan")}}}], f"{FUNCTION}.arguments"),
+        (validate_tools, {}, "tools: "),
+        (validate_tools, "{", "tools: "),
+        (validate_tools, [3], "tools[0]"),
+        (validate_tools, [{"name": "a"}], "tools[0].function"),
+        (validate_tools, [TOOLS[0], {"function": {"name": "a b"}}], "tools[1].function.name"),
+        (validate_tools, [TOOLS[0], TOOLS[0]], "the same name"),
+        (validate_tools, [{"function": {"name": "a", "parameters": [1]}}], "tools[0].function.parameters"),
+        (parse_calls, {"a": 1}, "tool_calls: "),
+        (parse_calls, [3], "tool_calls[0]"),
+        (parse_calls, [{"id": 3, "function": {"name": "now"}}], "tool_calls[0].id"),
+        (parse_calls, [{"function": {"name": 3}}], f"{FUNCTION}.name"),
+        (parse_calls, [{"function": {"name": "now", "arguments": "{"}}], f"{FUNCTION}.arguments"),
+        (parse_calls, [{"function": {"name": "now", "arguments": [1]}}], f"{FUNCTION}.arguments"),
+        (parse_calls, [{"function": {"name": "now", "arguments": '{"a":' * 9999}}], f"{FUNCTION}.arguments"),
+        (parse_calls, [{"function": {"name": "now", "arguments": DEEP}}], "message 1: tool_calls"),
+        (parse_calls, [{"function": {"name": "now", "arguments": {"a": float("nan")}}}], f"{FUNCTION}.arguments"),
     ],
 )
-def test_wrong_calls_are_refused_where_they_are(value: Any, where: str) -> None:
+def test_wrong_tools_and_calls_are_refused_where_they_are(read: Any, value: Any, where: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_tool_calls(value, 1)
+        read(value)
     assert where in str(caught.value)
