@@ -34,6 +34,16 @@ def test_its_python_is_one_that_lmtool_is_for() -> None:
         assert f"Programming Language :: Python :: {version}" in PROJECT["project"]["classifiers"]
 
 
+def test_it_installs_the_wheel_and_runs_as_another_user_than_root() -> None:
+    _, last = read_instructions()
+    runs = [arguments for name, arguments in last if name == "RUN"]
+    assert sum("/tmp/dist/*.whl" in run for run in runs) == 1
+    assert all("--no-cache-dir" in run for run in runs if run.startswith("pip "))
+    (user,) = (arguments for name, arguments in last if name == "USER")
+    assert int(user) > 0
+    assert last[-1] == ("ENTRYPOINT", '["lmtool"]')
+
+
 def test_what_the_wheel_is_made_from_is_not_ignored() -> None:
     rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     hatch = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -51,3 +61,11 @@ def test_actions_are_pinned_by_hash(path: Path) -> None:
     assert used
     assert [name for name in used if not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", name)] == []
     assert len(re.findall(r"uses: \S+ # v\d+(\.\d+)+$", text, flags=re.M)) == len(used)
+
+
+def test_a_workflow_builds_both_images() -> None:
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "images.yml").read_text())["jobs"].values()
+    (build,) = (step["run"] for step in job["steps"] if "docker build" in step.get("run", ""))
+    (default,) = re.findall(r"^ARG TORCH_INDEX=(\S+)", (ROOT / "Dockerfile").read_text(), flags=re.M)
+    assert "--build-arg TORCH_INDEX=" in build
+    assert len({default, *job["strategy"]["matrix"]["torch"]}) == 2
