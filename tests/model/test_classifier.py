@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
-from lmtool.errors import UsageError
 from lmtool.model.heads import Classifier, Pooling, Tagger, TokenHeadModel, resolve_pooling
+from lmtool.model.layers.observing import record_attention_weights
 from lmtool.recipe.spec.objective import Classification, Tagging, supported_objectives
 from tests.reference.classifiers import scalar_mix, sigmoid_gradient
 from tests.support import tiny
 from tests.support.cases import nightly_but
+from tests.support.errors import refuses
 
 KEEP = torch.tensor([[True] * 5, [True, True, True, False, False], [False, True, True, True, False]])
 
@@ -24,8 +25,10 @@ def states() -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["first", "last", "mean", "max", "attention"])
 def test_pools_equal_loops(kind: str) -> None:
     torch.manual_seed(0)
-    pool, hidden = Pooling(kind, 4).double(), states()  # type: ignore[arg-type]
-    found = pool(hidden, KEEP).detach().numpy()
+    pool, hidden = Pooling(kind, 4).double(), states()
+    with record_attention_weights(pool) as observed:
+        found = pool(hidden, KEEP).detach().numpy()
+    torch.testing.assert_close(pool(hidden, None), pool(hidden, torch.ones(3, 5, dtype=torch.bool)))
     for row in range(3):
         kept = [hidden[row, t].numpy() for t in range(5) if KEEP[row, t]]
         match kind:
@@ -43,15 +46,8 @@ def test_pools_equal_loops(kind: str) -> None:
                 scores = [float(v[0] @ np.tanh(weight @ h + bias)) for h in kept]
                 shares = np.exp(scores) / np.exp(scores).sum()
                 wanted = sum(share * h for share, h in zip(shares, kept, strict=True))
+                np.testing.assert_allclose(observed[""][row, 0, 0, KEEP[row]].detach(), shares, rtol=1e-9)
         np.testing.assert_allclose(found[row], wanted, rtol=1e-10)
-
-
-@pytest.mark.parametrize("kind", ["first", "last", "mean", "max", "attention"])
-def test_without_padding_all_positions_count(kind: str) -> None:
-    torch.manual_seed(0)
-    pool, hidden = Pooling(kind, 4).double(), states()  # type: ignore[arg-type]
-    everything = torch.ones(3, 5, dtype=torch.bool)
-    torch.testing.assert_close(pool(hidden, None), pool(hidden, everything))
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -64,76 +60,12 @@ LAYERS: dict[str, list[str | int]] = {name: ["last", "mix", "mix-hidden", 1] for
     "averaging": ["last"],
     "one-hot words": ["last"],
 }
+WAYS = [(name, way) for name in CLASSIFIERS for way in LAYERS[name]]
 
 
 @pytest.mark.parametrize(
     ("family", "layers"),
-    nightly_but(
-        [(name, way) for name in CLASSIFIERS for way in LAYERS[name]],
-        0,
-        4,
-        8,
-        12,
-        16,
-        20,
-        24,
-        28,
-        32,
-        36,
-        41,
-        45,
-        49,
-        53,
-        57,
-        61,
-        65,
-        69,
-        73,
-        78,
-        82,
-        84,
-        89,
-        93,
-        98,
-        103,
-        107,
-        112,
-        118,
-        122,
-        126,
-        130,
-        134,
-        138,
-        142,
-        147,
-        151,
-        155,
-        159,
-        163,
-        167,
-        171,
-        175,
-        179,
-        184,
-        188,
-        192,
-        196,
-        200,
-        204,
-        208,
-        212,
-        216,
-        221,
-        225,
-        229,
-        233,
-        237,
-        241,
-        245,
-        249,
-        253,
-        unpack=True,
-    ),
+    nightly_but(WAYS, *range(0, len(WAYS), 4), unpack=True),
 )
 def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, layers: str | int) -> None:
     of = tiny.any_spec(**FAMILIES[family])
@@ -192,13 +124,6 @@ def test_a_probe_reads_one_layer(family: str, kind: str, layer: int) -> None:
     assert max(learning) == layer
 
 
-def test_a_layer_that_a_body_does_not_have_is_refused() -> None:
-    of = tiny.any_spec(**tiny.FAMILIES["bert"])
-    spec = Classification.model_validate({"kind": "classification", "labels": ["a", "b"], "layers": 9})
-    with pytest.raises(UsageError, match="no layer 9"):
-        Classifier(tiny.model(**tiny.FAMILIES["bert"]), spec, of)
-
-
 @pytest.mark.parametrize("family", ["llama", "averaging"])
 def test_one_score_is_the_sigmoid_of_two_classes(family: str) -> None:
     of = {"position": {"kind": "rotary"}} if family == "llama" else FAMILIES[family]
@@ -221,12 +146,12 @@ def test_one_score_is_the_sigmoid_of_two_classes(family: str) -> None:
     np.testing.assert_allclose(found[0], sum(gradient for _, gradient in parts)[:-1], rtol=1e-5, atol=1e-7)
 
 
-def test_one_score_is_for_two_classes() -> None:
-    spec = {"kind": "classification", "task": "class", "labels": ["a", "b", "c"]}
-    with pytest.raises(UsageError, match="two classes, not for 3"):
-        Classifier(
-            tiny.model(), Classification.model_validate(spec).model_copy(update={"single_score": True}), tiny.spec()
-        )
+@pytest.mark.parametrize("changes", [{"layers": 9}, {"single_score": True}])
+def test_a_head_that_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
+    """A layer that the body does not have; one score for three classes."""
+    spec = Classification(kind="classification", labels=("a", "b", "c")).model_copy(update=changes)
+    with refuses("usage"):
+        Classifier(tiny.model(), spec, tiny.spec())
 
 
 def test_auto_pooling_is_that_of_the_papers() -> None:

@@ -44,16 +44,6 @@ def test_models_read_and_count_as_their_specs_say(of: dict[str, Any]) -> None:
     assert model.variable_length_tensors <= set(model.state_dict())
 
 
-def test_a_head_leaves_its_body_the_model_that_it_was() -> None:
-    spec = tiny.spec()
-    body = build(spec, tiny.VOCAB)
-    model = Classifier(body, Classification(kind="classification", labels=("a", "b")), spec)
-    for name in ("vocab_size", "context", "max_positions", "reads", "recurrent"):
-        assert getattr(model, name) == getattr(body, name)
-    assert model.description == body.description
-    assert model.modules_by_depth() == body.modules_by_depth()
-
-
 def test_a_head_that_counts_nothing_leaves_the_texts_alone() -> None:
     spec = tiny.any_spec(**AVERAGING)
     model = Classifier(build(spec, tiny.VOCAB), Classification(kind="classification", labels=("a", "b")), spec)

@@ -14,17 +14,6 @@ from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
 from tests.support.cases import nightly_but
 from tests.support.papers import PAPERS, WIDTH
 
-ROUNDED = {
-    "gpt1": 117e6,
-    "bert-base": 110e6,
-    "bert-large": 340e6,
-    "roberta-base": 125e6,
-    "t5-small": 60e6,
-    "prefix-lm": 110e6,
-    "transformer-base": 65e6,
-}
-"""Parameter counts in the papers."""
-
 
 def rows_of(recipe: Recipe) -> int:
     assert not isinstance(recipe.tokenizer, CharTokenizer | TokenizerFile)
@@ -48,11 +37,6 @@ def test_a_recipe_of_a_paper_has_its_size(name: str) -> None:
 def test_a_recipe_names_its_size(name: str) -> None:
     text = shipped_recipes()[name].read_text(encoding="utf-8")
     assert f"{PAPERS[name][0]:,}" in text
-
-
-@pytest.mark.parametrize("name", ROUNDED)
-def test_papers_print_the_same_size_rounded(name: str) -> None:
-    assert PAPERS[name][0] == pytest.approx(ROUNDED[name], rel=0.03)
 
 
 def test_every_recipe_of_a_paper_is_here() -> None:
@@ -95,20 +79,6 @@ def test_transformers_builds_the_same_size(name: str) -> None:
     with torch.device("meta"):
         theirs = count(kind(config))
     assert theirs - (3 * WIDTH if name == "roberta-base" else 0) == PAPERS[name][0]
-
-
-def test_bodies_of_bert_have_the_sizes_of_the_checkpoints() -> None:
-    """Without the heads for masked tokens and next sentences, but with the pooler."""
-    for name, body in (("bert-base", 109_482_240), ("bert-large", 335_141_888)):
-        recipe = load(name).recipe
-        with torch.device("meta"):
-            model = build(recipe.model, rows_of(recipe))
-        heads = sum(
-            p.numel()
-            for key, p in model.named_parameters()
-            if key.startswith(("head.", "next_sentence.")) and p.numel()
-        )
-        assert count(model) - heads == body
 
 
 def test_torch_builds_the_layers_of_2017_alike() -> None:

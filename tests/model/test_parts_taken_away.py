@@ -13,7 +13,7 @@ from lmtool.batch import Batch
 from lmtool.cost.summary import ModelPart, summarize_model
 from lmtool.errors import UsageError
 from lmtool.model import build
-from lmtool.model.layers.attention import AttentionOp, find_layer_matrices_and_part_rows
+from lmtool.model.layers.attention import find_layer_matrices_and_part_rows
 from lmtool.model.lora import add_adapters_and_freeze_
 from lmtool.model.size import count_parameters
 from lmtool.recipe.spec.recipe import Recipe
@@ -46,19 +46,6 @@ def test_plain_attention_alone_takes_weighted_means_of_states() -> None:
     with pytest.raises(UsageError, match="no matrices") as caught:
         add_adapters_and_freeze_(model, Lora())
     assert "without adapters" in str(caught.value.fix)
-
-
-def test_a_residual_from_the_layer_skips_the_sublayer_before() -> None:
-    """norm(x + f(norm(x + attention(x)))): what a layer reads is added twice."""
-    model: Any = tiny.model(n_layers=1, residual_from="layer", norm={"place": "post"})
-    x = torch.randn(1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    positions, mask = torch.arange(4)[None], model.stack.mask
-    attention, network = model.stack.sublayers
-    attend = AttentionOp(mask, 4, positions)
-    with torch.no_grad():
-        inner = attention.norm(x + attention.mixer(x, attend, None).x_BTD)
-        wanted = network.norm(x + network.mixer(inner, attend, None).x_BTD)
-        torch.testing.assert_close(model.stack(x, positions, mask)[0].hidden_BTD, wanted)
 
 
 def test_without_positions_an_encoder_reads_a_bag_of_words() -> None:

@@ -122,17 +122,6 @@ def test_disentangled_positions_are_of_text_and_beyond_their_reach_alike() -> No
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["alibi", "relative", "rotary"])
-def test_the_same_text_further_on_is_read_alike(kind: str) -> None:
-    """Only relative positions matter: after shifting all positions of a window, its last hidden state is the same."""
-    model = tiny.model(n_layers=1, position={"kind": kind}, pattern={"kind": "window", "size": 4})
-    row = tiny.tokens(1, 20)
-    shifted = torch.cat((tiny.tokens(1, 3, seed=5), row), 1)
-    torch.testing.assert_close(
-        model(Batch(shifted)).hidden_BTD[0, 3 + 4 :], model(Batch(row)).hidden_BTD[0, 4:], rtol=1e-9, atol=1e-9
-    )
-
-
 @pytest.mark.parametrize("both_sides", [True, False])
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20)])
 def test_buckets_are_those_of_transformers(both_sides: bool, buckets: int, max_distance: int) -> None:

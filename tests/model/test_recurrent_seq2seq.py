@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
-from lmtool.model import DecodeState, build
+from lmtool.model import build
 from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
-from lmtool.model.state import Memory
 from lmtool.recipe.spec.recurrent import Recurrent
 from tests.model.recurrent_weights import CELLS, VOCAB, alignments, built, spec
 from tests.support.cases import nightly_but
@@ -80,26 +79,6 @@ def test_padding_of_sources_and_targets_changes_nothing(attention: Any, both: bo
         assert not weights[~source_keep[:, None].expand_as(weights)].any()
         torch.testing.assert_close(weights[:2].sum(-1), torch.ones(2, 5).double())
         assert not weights[2].any()
-
-
-@attentions
-@directions
-def test_cached_decoding_equals_the_forward_pass(attention: Any, both: bool) -> None:
-    """In any chunks, with rows of several sources joined, selected and duplicated."""
-    model, _ = seq2seq(attention=attention, bidirectional_encoder=both)
-    rows = [(tokens(1, 8, seed=i), tokens(1, length, seed=10 + i)) for i, length in enumerate((4, 2, 6))]
-    states = [model.initial_state(Batch(target[:, :1], source_BS=source)) for target, source in rows]
-    state = DecodeState.join_rows(states)
-    assert isinstance(state.layers[-1], Memory) == (attention is not None)
-    tokens_BT = torch.cat([target for target, _ in rows])
-    one, state = model.forward_incremental(tokens_BT[:, :3], state)
-    picked = torch.tensor([2, 0, 0, 1])
-    two, _ = model.forward_incremental(tokens_BT[picked, 3:], state.select_rows(picked.tolist()))
-    for row, (target, source) in enumerate(rows):
-        whole = model(Batch(target, source_BS=source)).hidden_BTD[0]
-        torch.testing.assert_close(one[row], whole[:3], **EXACT)
-        for place in (picked == row).nonzero()[:, 0]:
-            torch.testing.assert_close(two[place], whole[3:], **EXACT)
 
 
 def test_without_attention_only_the_last_state_is_seen() -> None:
