@@ -104,9 +104,6 @@ def test_kernels_agree(
         attend = AttentionOp(Mask(**mask), n_queries, torch.arange(S)[None])
         mixed = attend(q, k, v, 0.0)
         mixed.cos().sum().backward()
-        assert q.grad is not None
-        assert k.grad is not None
-        assert v.grad is not None
         results.append([mixed.detach(), q.grad, k.grad, v.grad])
         with torch.no_grad():
             results.append(
@@ -197,7 +194,6 @@ def test_very_large_scores_stay_finite(kernel: str) -> None:
     mixed = AttentionOp(Mask(causal=True, keep_BS=KEEP), S, torch.arange(S)[None])(q, q, q, 0.0)
     mixed.sum().backward()
     assert torch.isfinite(mixed).all()
-    assert q.grad is not None
     assert torch.isfinite(q.grad).all()
 
 
@@ -245,5 +241,4 @@ def test_positions_are_added_to_scores(kernel: str, mask: dict[str, Any], n_quer
             wanted[row, head] = torch.from_numpy(plain_attention.attend(scores, array(v[row, head]), seen))
     torch.testing.assert_close(mixed, wanted, rtol=1e-9, atol=1e-9)
     mixed.square().sum().backward()
-    assert rule.table.weight.grad is not None
     assert rule.table.weight.grad.abs().sum() > 0

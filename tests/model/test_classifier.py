@@ -10,7 +10,8 @@ from lmtool.batch import Batch
 from lmtool.model.heads import Classifier, Pooling, Tagger, TokenHeadModel, resolve_pooling
 from lmtool.model.layers.observing import record_attention_weights
 from lmtool.recipe.spec.objective import Classification, Tagging, supported_objectives
-from tests.reference.classifiers import scalar_mix, sigmoid_gradient
+from tests.reference.classifiers import sigmoid_gradient
+from tests.reference.recurrent import scalar_mix
 from tests.support import tiny
 from tests.support.cases import nightly_but
 from tests.support.errors import refuses
@@ -91,7 +92,6 @@ def test_a_mix_is_of_all_layers_or_of_those_above_the_embeddings(layers: str, fi
     model = (
         Classifier(body, Classification.model_validate(head), tiny.any_spec(**tiny.FAMILIES["elmo"])).double().eval()
     )
-    assert model.mix is not None
     with torch.no_grad():
         model.mix.scalars_L.copy_(torch.arange(len(model.mix.scalars_L)).double())
         states = [layer[0].numpy() for layer in body.layer_outputs(batch)][first:]

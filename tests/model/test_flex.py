@@ -122,7 +122,6 @@ def test_a_query_without_keys_stays_finite(flexes: Flexes) -> None:
     mixed = flexes.of(lambda q: AttentionOp(PADDED, T, torch.arange(T)[None])(q, q, q, 0.0))(q)
     mixed.sum().backward()
     assert flexes.masks
-    assert q.grad is not None
     assert bool(mixed.isfinite().all())
     assert bool(q.grad.isfinite().all())
     assert not mixed[1, :, 0].any()

@@ -39,7 +39,6 @@ def interpolated(**changes: object) -> LanguageModel:
 
 def plain_probabilities(model: LanguageModel, text: list[int]) -> np.ndarray:
     """p of each token after a text, read at once: (1 - w) p_model + w p_ngram."""
-    assert model.interpolation is not None
     batch, ngram = Batch(torch.tensor([text])), model.interpolation.ngram
     with torch.no_grad():
         own = model.logits(model(batch).hidden_BTD[0, -1]).double().softmax(-1)
@@ -61,7 +60,6 @@ def test_probabilities_after_one_context_are_those_of_all_rows(order: int) -> No
 
 def test_logits_are_logs_of_the_weighted_mean_of_probabilities() -> None:
     model = interpolated()
-    assert model.interpolation is not None
     texts = [tiny.tokens(n, seed=n).tolist() for n in (1, 2, 5, 12)]
     for text in texts:
         logits_V = model.logits(model(Batch(torch.tensor([text]))).hidden_BTD[0, -1:])

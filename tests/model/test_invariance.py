@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from lmtool.batch import Batch
 from tests.support import tiny
-from tests.support.cases import nightly_but
 from tests.support.chunks import EXACT, model_of, quick
 from tests.support.tiny import FAMILIES, ONE_SIDE
 
@@ -87,46 +86,23 @@ def test_padding_anywhere_changes_nothing(family: str, keep: list[bool], filler:
     assert torch.isfinite(hidden).all()
 
 
-@pytest.mark.parametrize(
-    "family",
-    nightly_but(
-        [name for name in WITH_SOURCE if FAMILIES[name]["shape"] == "encoder-decoder"],
-        *("encoder-decoder with x0", "2017", "marian", "2017 of attention alone", "2017 pre-norm", "t5 1.1"),
-        *("encoder-decoder, narrow values", "encoder-decoder, plain attention", "disentangled encoder-decoder"),
-        *("gru encoder-decoder", "elman luong", "luong", "bahdanau"),
-    ),
-)
+@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(WITH_SOURCE))
 @quick
 @given(keep=st.lists(st.booleans(), min_size=T, max_size=T).filter(any), filler=NEIGHBOURS, grad=st.booleans())
 def test_padding_anywhere_in_a_source_changes_nothing(
     family: str, keep: list[bool], filler: list[int], grad: bool
 ) -> None:
+    """In a forward pass of an encoder-decoder, and in what is decoded behind the source or prefix."""
     model = model_of(family)
     text, answer = tiny.tokens(1, sum(keep), seed=3), tiny.tokens(1, 4)
-    keep_BS = torch.tensor([keep])
-    source_BS = torch.tensor([filler])
+    source_BS, keep_BS = torch.tensor([filler]), torch.tensor([keep])
     source_BS[keep_BS] = text[0]
+    batch = Batch(answer, source_BS=source_BS, source_keep_BS=keep_BS)
     with torch.set_grad_enabled(grad):
-        hidden = model(Batch(answer, source_BS=source_BS, source_keep_BS=keep_BS)).hidden_BTD
-        alone = model(Batch(answer, source_BS=text)).hidden_BTD
-    torch.testing.assert_close(hidden, alone, **EXACT)
-    state = model.initial_state(Batch(answer, source_BS=source_BS, source_keep_BS=keep_BS))
-    torch.testing.assert_close(model.forward_incremental(answer, state)[0], alone, **EXACT)
-
-
-@pytest.mark.parametrize("family", [name for name in WITH_SOURCE if FAMILIES[name]["shape"] == "prefix"])
-@quick
-@given(keep=st.lists(st.booleans(), min_size=T, max_size=T).filter(any), filler=NEIGHBOURS)
-def test_padding_anywhere_in_a_prefix_changes_nothing(family: str, keep: list[bool], filler: list[int]) -> None:
-    model = model_of(family)
-    text, rest = tiny.tokens(1, sum(keep), seed=3), tiny.tokens(1, 4)
-    keep_BS = torch.tensor([keep])
-    source_BS = torch.tensor([filler])
-    source_BS[keep_BS] = text[0]
-    hidden, _ = model.forward_incremental(
-        rest, model.initial_state(Batch(rest, source_BS=source_BS, source_keep_BS=keep_BS))
-    )
-    torch.testing.assert_close(hidden, tiny.read(model, rest, text.tolist()), **EXACT)
+        alone = tiny.read(model, answer, text.tolist())
+        if FAMILIES[family]["shape"] == "encoder-decoder":
+            torch.testing.assert_close(model(batch).hidden_BTD, alone, **EXACT)
+    torch.testing.assert_close(model.forward_incremental(answer, model.initial_state(batch))[0], alone, **EXACT)
 
 
 @pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(PACKED))

@@ -11,6 +11,7 @@ from lmtool.model.heads import Classifier
 from lmtool.model.language_model import CountingModel
 from lmtool.recipe.spec.objective import Classification
 from tests.support import tiny
+from tests.support.errors import refuses
 
 AVERAGING = {"kind": "averaging", "d_model": 6, "n_layers": 2}
 
@@ -42,6 +43,12 @@ def test_models_read_and_count_as_their_specs_say(of: dict[str, Any]) -> None:
     assert model.reads == spec.reads
     assert isinstance(model, CountingModel) == spec.counts
     assert model.variable_length_tensors <= set(model.state_dict())
+
+
+@pytest.mark.parametrize("of", [AVERAGING, *map(tiny.FAMILIES.get, ("skip-gram", "glove", "bert"))], ids=str)
+def test_models_that_write_nothing_have_no_state(of: dict[str, Any]) -> None:
+    with refuses("usage"):
+        build(tiny.any_spec(**of), tiny.VOCAB).initial_state(Batch(tiny.tokens(1, 3)))
 
 
 def test_a_head_that_counts_nothing_leaves_the_texts_alone() -> None:

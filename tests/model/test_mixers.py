@@ -60,7 +60,7 @@ class Team(Mixer):
         self.members = nn.ModuleList(FeedForward(spec.d_model, 8, "relu", True, 0.0) for _ in range(2))
 
     def output_projections(self) -> list[nn.Linear]:
-        return [member.out for member in self.members]  # type: ignore[misc]
+        return [member.out for member in self.members]
 
     def initial_state(self, n_rows: int) -> LayerState:
         return ()

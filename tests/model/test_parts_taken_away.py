@@ -65,7 +65,7 @@ def test_without_its_mask_a_decoder_sees_what_it_predicts_and_writes_nothing() -
     with pytest.raises(UsageError, match="causal mask"):
         model.initial_state(Batch(batch))
     with pytest.raises(UsageError, match="causal mask"):
-        model.forward_incremental(batch, None)  # type: ignore[arg-type]
+        model.forward_incremental(batch, None)
 
 
 def test_shared_layers_are_saved_and_updated_once() -> None:

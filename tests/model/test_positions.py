@@ -98,16 +98,11 @@ def test_learned_positions_end_with_their_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"score": "dot"}, "score dot has no effect"),
-        ({"n_kv_heads": 1}, "n_kv_heads 1"),
-        ({"pattern": {"kind": "window", "size": 3}}, "pattern window"),
-    ],
+    ("key", "value"), [("score", "dot"), ("n_kv_heads", 1), ("pattern", {"kind": "window", "size": 3})]
 )
-def test_what_disentangled_positions_do_not_meet(changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValidationError, match=why):
-        tiny.spec(position={"kind": "disentangled"}, **changes)
+def test_what_disentangled_positions_do_not_meet(key: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=key):
+        tiny.spec(position={"kind": "disentangled"}, **{key: value})
 
 
 def test_disentangled_positions_are_of_text_and_beyond_their_reach_alike() -> None:

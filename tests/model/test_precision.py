@@ -78,7 +78,6 @@ def test_autocast_is_close_to_float32(device: str, dtype: torch.dtype, family: s
         assert parameter.dtype == torch.float32
         if wanted.grad is None:  # the next-sentence head
             continue
-        assert parameter.grad is not None
         assert close(parameter.grad, wanted.grad, 0.1), name
 
 
@@ -146,7 +145,6 @@ def test_cuda_equals_the_cpu(family: str, rows: str) -> None:
     for (name, wanted), parameter in zip(plain.named_parameters(), other.parameters(), strict=True):
         if wanted.grad is None:  # the next-sentence head
             continue
-        assert parameter.grad is not None
         assert close(parameter.grad, wanted.grad, 1e-3), name
 
 

@@ -174,7 +174,6 @@ def test_hard_choices_take_the_gradient_of_the_softmax(select: str) -> None:
         score = torch.linspace(-1, 1, 30).double().view(2, 3, 5).requires_grad_()
         weights = selection_weights(score, allowed, how, 2)
         (weights * value).sum().backward()
-        assert score.grad is not None
         gradients.append(score.grad)
     torch.testing.assert_close(*gradients)
     assert gradients[0].any()

@@ -95,6 +95,5 @@ def test_a_mix_equals_the_paper() -> None:
     wanted = reference.scalar_mix([h.numpy() for h in layers], [0.5, -1.0, 2.0], 1.7)
     np.testing.assert_allclose(mix(layers).detach(), wanted, **EXACT)
     mix(layers).square().sum().backward()
-    assert mix.gamma.grad is not None
-    assert mix.scalars_L.grad is not None
+    assert mix.gamma.grad.any()
     assert mix.scalars_L.grad.any()

@@ -70,16 +70,3 @@ def test_a_text_is_scored_by_the_forward_half() -> None:
         for parameter in model.back.parameters():
             parameter.zero_()
     assert torch.equal(objective().score(model, batch_of(ROWS)).total, before)
-
-
-def test_every_parameter_of_both_halves_gets_a_gradient() -> None:
-    model = model_of()
-    objective().loss(model, batch_of(ROWS)).total.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.any(), name
-
-
-def test_a_model_of_one_direction_is_refused() -> None:
-    with pytest.raises(ValueError, match="both directions"):
-        objective().loss(model_of("decoder"), batch_of(ROWS))

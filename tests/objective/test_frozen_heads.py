@@ -11,24 +11,13 @@ from lmtool.batch import Batch
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.model.lora import adapter_parameter_names, add_adapters_and_freeze_
-from lmtool.objective import CausalObjective, Example, Objective, VocabularyInfo, cross_entropy
+from lmtool.objective import CausalObjective, Example, Objective, cross_entropy
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Causal, Classification
 from lmtool.recipe.spec.training import Lora
 from tests.support import tiny
+from tests.support.vocabularies import VOCABULARY
 
-VOCABULARY = VocabularyInfo(
-    tiny.VOCAB,
-    pad=0,
-    bos=1,
-    eos=2,
-    mask=4,
-    sep=5,
-    cls=6,
-    target_start_ids=(1,),
-    sentinels=(),
-    specials=frozenset(range(7)),
-)
 HEADS: dict[str, dict[str, Any]] = {
     "tied": {"tie_embeddings": True, "head_bias": True},
     "of its own": {"tie_embeddings": False, "head_bias": True},
