@@ -11,7 +11,7 @@ from lmtool.compute.shards import ShardedBuild, is_sharded, own_row_range, own_r
 from lmtool.model import build
 from lmtool.model.heads import Classifier, SpanReader, Tagger
 from lmtool.model.lora import add_adapters_and_freeze_
-from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
+from lmtool.model.transformer import ReplacedTokenDetector
 from lmtool.recipe.spec.objective import Classification, QuestionAnswering, ReplacedTokens, Tagging
 from lmtool.recipe.spec.training import Lora
 from lmtool.recipe.spec.transformer import Transformer
@@ -62,7 +62,6 @@ def with_head(of: str, spec: Transformer) -> nn.Module:
         case "question-answering":
             return SpanReader(body, QuestionAnswering(kind="question-answering"), spec)
         case "replaced-tokens":
-            assert isinstance(body, TransformerEncoder)
             return ReplacedTokenDetector(body, ReplacedTokens(kind="replaced-tokens"), spec)
     layers: Any = "mix" if of == "mix" else "last"
     objective = Classification(kind="classification", labels=("a", "b"), dense="tanh", layers=layers)

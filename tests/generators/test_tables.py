@@ -62,10 +62,11 @@ def test_the_files_are_plain_balanced_csv(name: str) -> None:
 
 @names
 def test_the_text_is_written_cleanly(name: str) -> None:
+    allowed = {"capital inside"} if name == "reviews" else set()  # such as of The Harp
     for row in (row for part in rows(name) for row in part):
         for column in TABLES[name].columns:
             assert row[column].isascii()
-            assert not complaints(row[column]), row
+            assert {rule for rule, _ in complaints(row[column])} <= allowed, row
 
 
 def recover(table: Any, some: list[Any]) -> None:

@@ -12,7 +12,6 @@ from lmtool.batch import Batch, Mask
 from lmtool.model import build
 from lmtool.model.layers.cells import Cell, TextLayout, build_cell
 from lmtool.model.layers.memory_attention import MemoryAttention, past_mask, selection_weights
-from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.model.state import KeyValueCache
 from lmtool.recipe.spec.recurrent import Recurrent
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, alignments, built, spec
@@ -196,7 +195,6 @@ def test_a_memory_is_read_in_float32_under_autocast(score: str) -> None:
 def test_a_memory_of_past_states_equals_the_loop(attention: dict[str, Any], tied: bool) -> None:
     of = spec(cell="gru", attention={"k": 3, **attention}, tie_embeddings=tied)
     model = built(of)
-    assert isinstance(model, RecurrentDecoder)
     weights, tokens_BT = Weights(model, of), tokens(2, 9)
     logits = model.logits(model(Batch(tokens_BT)).hidden_BTD).detach()
     aligned = alignments(model, Batch(tokens_BT)).detach()
@@ -219,7 +217,6 @@ def test_a_memory_of_past_states_equals_the_loop(attention: dict[str, Any], tied
 def test_a_decoder_equals_the_loop(cell: str, nonlinearity: str, tied: bool) -> None:
     of = spec(cell=cell, nonlinearity=nonlinearity, tie_embeddings=tied, head_bias=tied, n_layers=3)
     model = built(of)
-    assert isinstance(model, RecurrentDecoder)
     weights, tokens_BT = Weights(model, of), tokens(2, 9)
     logits, layers = model.logits(model(Batch(tokens_BT)).hidden_BTD).detach(), model.layer_outputs(Batch(tokens_BT))
     for row in range(2):

@@ -67,21 +67,17 @@ def rows(n: int, length: int, seed: int = 0) -> list[Example]:
 
 def test_as_many_are_drawn_as_the_schedule_says() -> None:
     found = draw_scheduled_sampling_numbers(spec(), rows(200, 50), 50, 0.3)
-    assert found is not None
     assert float((found >= 0).float().mean()) == pytest.approx(0.3, abs=0.02)
     numbers = found[found >= 0]
     assert float(numbers.max()) <= 1
     assert float(numbers.mean()) == pytest.approx(0.5, abs=0.02)
     start = draw_scheduled_sampling_numbers(spec(), rows(200, 50), 50, 0.0)
-    assert start is not None
     assert (start == -1).all()
     assert draw_scheduled_sampling_numbers(None, rows(1, 2), 2, 0.5) is None
 
 
 def test_a_row_draws_the_same_beside_longer_ones() -> None:
     short, long = (draw_scheduled_sampling_numbers(spec(), rows(2, 1), length, 0.6) for length in (7, 12))
-    assert short is not None
-    assert long is not None
     assert torch.equal(short, long[:, :7])
 
 

@@ -31,7 +31,6 @@ def objective(counts: Any = COUNTS, **keys: Any) -> SkipGramObjective:
 
 def model(d_model: int = 5) -> SkipGramModel:
     built = build(SkipGram(kind="skipgram", d_model=d_model), V).double()
-    assert isinstance(built, SkipGramModel)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in built.parameters():

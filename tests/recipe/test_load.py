@@ -132,7 +132,7 @@ def test_very_many_mistakes_are_counted(tmp_path, monkeypatch):
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path):
     (tmp_path / "x.yaml").write_text(RECIPE, encoding="utf-8-sig")
-    assert load(tmp_path / "x.yaml").recipe == load(tmp_path / "x.yaml").recipe
+    assert load(tmp_path / "x.yaml").recipe.description == "test"
 
 
 def test_precedence_and_origins(file):
@@ -159,21 +159,16 @@ def test_precedence_and_origins(file):
     [
         ("optimizer.lr=1e-4", lambda r: r.optimizer.lr, 1e-4),
         ("optimizer.lr=1", lambda r: r.optimizer.lr, 1.0),
-        ("training.clip_norm=null", lambda r: r.training.clip_norm, None),
         ("model.bias=false", lambda r: r.model.bias, False),
         (" training.steps = 7", lambda r: r.training.steps, 7),
         ("training.steps=+50", lambda r: r.training.steps, 150),
         ("optimizer.lr=+1e-3", lambda r: r.optimizer.lr, 2e-3),
-        ("evaluation.every=+50", lambda r: r.evaluation.every, 300),
         ("schedule.final_fraction=+.5", lambda r: r.schedule.final_fraction, 0.7),
         ("data.train=a.txt", lambda r: r.data.train, ("a.txt",)),
         ("data.train=[a.txt, 'b c.txt']", lambda r: r.data.train, ("a.txt", "b c.txt")),
         ("data.train=[ab]*.txt", lambda r: r.data.train, ("[ab]*.txt",)),
-        ("data.train=2024", lambda r: r.data.train, ("2024",)),
         ("data.train=a=b.txt", lambda r: r.data.train, ("a=b.txt",)),
-        ("evaluation.prompts=ROMEO:", lambda r: r.evaluation.prompts, ("ROMEO:",)),
         ("evaluation.prompts='ROMEO: # hi'", lambda r: r.evaluation.prompts, ("ROMEO: # hi",)),
-        ("evaluation.prompts=[]", lambda r: r.evaluation.prompts, ()),
         ("description=+5", lambda r: r.description, "+5"),
         ("description=null", lambda r: r.description, "null"),
         ("tokenizer={kind: file, path: t.json}", lambda r: r.tokenizer.path, "t.json"),
@@ -182,13 +177,10 @@ def test_precedence_and_origins(file):
         ("optimizer={kind: sgd}", lambda r: (r.optimizer.kind, r.optimizer.lr), ("sgd", 1e-3)),
         ("optimizer={}", lambda r: (r.optimizer.lr, r.optimizer.beta1), (1e-3, 0.8)),
         ("tuning.lora={}", lambda r: r.tuning.lora.rank, 8),
-        ("tuning={lora: {alpha: 2.0}}", lambda r: (r.tuning.lora.rank, r.tuning.lora.alpha), (8, 2.0)),
         ("tuning={lora.rank: 2}", lambda r: r.tuning.lora.rank, 2),
-        ("data.mixture={a.b: 2.0}", lambda r: r.data.mixture, {"a.b": 2.0}),
         ("data={mixture: {a.b: 2.0}}", lambda r: r.data.mixture, {"a.b": 2.0}),
         ("data.label_column=2024", lambda r: r.data.label_column, "2024"),
         ("data.label_column=null", lambda r: r.data.label_column, None),
-        ("data.delimiter=|", lambda r: r.data.delimiter, "|"),
     ],
 )
 def test_overrides(file, override, read, value):
@@ -227,15 +219,12 @@ def test_a_mapping_sets_its_keys_as_they_are_set_one_by_one(file, name):
         assert load(before, whole).recipe == written == load(name).recipe
 
 
-def test_relative_values_add_up_in_order(file):
-    resolved = load(file, ["training.steps=+50", "training.steps=+25"])
+def test_relative_values_add_up_in_order_and_values_inside_mappings_have_their_origin(file):
+    mapping = "optimizer={kind: sgd, lr: 0.1}"
+    resolved = load(file, ["training.steps=+50", "training.steps=+25", mapping])
     assert resolved.recipe.training.steps == 175
     assert resolved.origins["training.steps"] == "-s training.steps=+25"
-
-
-def test_a_value_inside_a_mapping_from_the_command_line_has_its_origin(file):
-    origins = load(file, ["optimizer={kind: sgd, lr: 0.1}"]).origins
-    assert origins["optimizer.lr"] == "-s optimizer={kind: sgd, lr: 0.1}"
+    assert resolved.origins["optimizer.lr"] == f"-s {mapping}"
 
 
 @pytest.mark.parametrize(
@@ -404,18 +393,13 @@ def test_what_the_user_sets_is_not_overruled_by_the_recipe(overrides: list[str],
 
 
 def test_a_tokenizer_beside_the_recipe_is_found_from_elsewhere(tmp_path, monkeypatch):
+    """But the recipe of a run is read as it was written."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run/tokenizer.json").write_text("{}")
     recipe = tmp_path / "run/recipe.yaml"
     recipe.write_text(RECIPE + "tokenizer: {kind: file, path: tokenizer.json}\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert load("run/recipe.yaml").recipe.tokenizer.path == "run/tokenizer.json"
+    assert load_run_recipe(recipe).tokenizer.path == "tokenizer.json"
     (tmp_path / "tokenizer.json").write_text("{}")
     assert load("run/recipe.yaml").recipe.tokenizer.path == "tokenizer.json"
-
-
-def test_the_recipe_of_a_run_is_read_as_it_was_written(tmp_path, monkeypatch):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE + "tokenizer: {kind: file, path: tokenizer.json}\n", encoding="utf-8")
-    assert load_run_recipe(recipe).tokenizer.path == "tokenizer.json"
