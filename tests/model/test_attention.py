@@ -10,13 +10,13 @@ from torch import Tensor
 from lmtool.batch import Mask
 from lmtool.model.layers import kernels
 from lmtool.model.layers.attention import AttentionHeadSizes, AttentionOp, SelfAttention
-from lmtool.model.layers.positions import RelativePositions
+from lmtool.model.layers.positions import AttentionPositions, RelativePositions
 from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference
+from tests.support.attention import dense
 from tests.support.cases import nightly_but
 from tests.support.tiny import array
 
-CPU = torch.device("cpu")
 B, N, S, H = 3, 4, 7, 4
 KEEP = torch.tensor([[True] * 7, [False, False] + [True] * 5, [True, True, False, True, True, False, False]])
 DOCUMENTS = torch.tensor([[0] * 7, [0, 0, 1, 1, 1, 2, 2], [3, 3, 3, 4, 5, 5, 5]])
@@ -93,26 +93,15 @@ def test_equals_loops_over_heads_and_positions(
 @pytest.mark.parametrize("mask", nightly_but(MASKS.values(), 0, 1, 2, 4, 5, 7, 8), ids=MASKS.keys())
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("n_queries", nightly_but([1, 3, 7], 1))
-@pytest.mark.parametrize("dtype", nightly_but([torch.float64, torch.float32], 0))
-def test_kernels_agree(
-    monkeypatch: pytest.MonkeyPatch, mask: dict[str, Any], n_kv_heads: int, n_queries: int, dtype: torch.dtype
-) -> None:
-    results = []
-    for limit in (kernels.MAX_PLAIN_KEYS, 0):
-        monkeypatch.setattr(kernels, "MAX_PLAIN_KEYS", limit)
-        q, k, v = (heads(*size, dtype) for size in ((N, n_queries, 1), (n_kv_heads, S, 2), (n_kv_heads, S, 3)))
-        attend = AttentionOp(Mask(**mask), n_queries, torch.arange(S)[None])
-        mixed = attend(q, k, v, 0.0)
-        mixed.cos().sum().backward()
-        results.append([mixed.detach(), q.grad, k.grad, v.grad])
-        with torch.no_grad():
-            results.append(
-                [AttentionOp(Mask(**mask), n_queries, torch.arange(S)[None])(q, k, v, 0.0), *results[-1][1:]]
-            )
-    tolerance = 1e-10 if dtype == torch.float64 else 2e-5
-    for other in results[1:]:
-        for one, two in zip(results[0], other, strict=True):
-            torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance)
+def test_gradients_are_those_of_the_formula(kernel: str, mask: dict[str, Any], n_kv_heads: int, n_queries: int) -> None:
+    inputs = heads(N, n_queries, 1), heads(n_kv_heads, S, 2), heads(n_kv_heads, S, 3)
+    attend = AttentionOp(Mask(**mask), n_queries, torch.arange(S)[None])
+    wanted = dense(*inputs, Mask(**mask), AttentionPositions(), torch.arange(S)[None])
+    found = attend(*inputs, 0.0)
+    gradients = [torch.autograd.grad(t.cos().sum(), inputs) for t in (found, wanted)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(*inputs, 0.0), wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_the_kernels_differ() -> None:

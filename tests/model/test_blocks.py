@@ -16,6 +16,7 @@ from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec.transformer import ScoreName
 from tests.reference import attention as reference
 from tests.support import tiny
+from tests.support.attention import dense_weights
 from tests.support.examples import examples
 
 CPU = torch.device("cpu")
@@ -97,9 +98,7 @@ def test_blocks_equal_the_dense_mask(
         observed: list[Tensor] = []
         found = blocks(blocks.rotate(q), score.transform_keys(blocks.rotate(k)), v, 0.0, score, observed.append)
     scores = score(blocks.rotate(q), score.transform_keys(blocks.rotate(k)))
-    bias = position_rule.bias(positions, positions)
-    scores = scores if bias is None else scores + bias
-    weights = scores.masked_fill(~mask.to_tensor(length, length, CPU)[:, None], -torch.inf).softmax(-1)
+    weights = dense_weights(scores, mask, position_rule, positions)
     wanted = weights @ v
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(observed[0], weights, rtol=1e-9, atol=1e-9)
