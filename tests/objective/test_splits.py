@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from lmtool.model import LanguageModel
+from lmtool.model.lora import add_adapters_and_freeze_
 from lmtool.objective import Example, Objective, cross_entropy, scheduled
 from lmtool.objective.distillation import DistillationObjective
-from lmtool.recipe.spec.training import Distillation
+from lmtool.recipe.spec.training import Distillation, Lora
 from tests.support import tiny
 from tests.support.heads import HEAD, MODEL, built
 from tests.support.vocabularies import COUNTED
@@ -23,6 +24,10 @@ ENCODER = {**BERT, "next_sentence_head": False}
 PREFIX = {**MODEL, "shape": "prefix"}
 SAMPLING = {"kind": "causal", "label_smoothing": 0.1, "scheduled_sampling": {"floor": 0.2}}
 SPANS = {"kind": "masked", "rate": 0.4, "spans": {"p": 0.3, "max_length": 4}, "span_boundary": True}
+SMOOTHED = {"kind": "causal", "label_smoothing": 0.1}
+OWN_HEAD = {**MODEL, "tie_embeddings": False, "head_bias": True}
+PARTS = ("head.bias", "head.own", "stack.")
+"""Of which each is trained alone."""
 DISTILLED = "distillation"
 
 
@@ -73,6 +78,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[int], Example]]
     "labels": (MODEL, {**HEAD, "task": "multi"}, labelled([1, 0], [0, 0], [1, 1])),
     "number": (MODEL, {**HEAD, "task": "number", "labels": []}, labelled([0.5], [-1], [2])),
     "class beside a language model": (MODEL, {**HEAD, "lm_weight": 0.5}, labelled([0], [1])),
+    "adapters": (MODEL, SMOOTHED, row),
+    "adapters below a head of its own": (OWN_HEAD, SMOOTHED, row),
+    "adapters beside a language model": (OWN_HEAD, {**HEAD, "lm_weight": 0.5}, labelled([0], [1])),
+    **{f"{part} alone": (OWN_HEAD, {"kind": "causal"}, row) for part in PARTS},
     "tags": (MODEL, {"kind": "tagging", "labels": ["a", "b", "c"], "dropout": 0.0}, tagged),
     "chained tags": (MODEL, {"kind": "tagging", "labels": ["a", "b", "c"], "crf": True, "dropout": 0.0}, tagged),
     "spans of answers": (MODEL, {"kind": "question-answering", "dropout": 0.0}, labelled([1, 2], [6, 6], [0, 5])),
@@ -83,6 +92,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[int], Example]]
 def setting(case: str) -> tuple[LanguageModel, Objective]:
     of, spec, _ = CASES[case]
     model, objective = built(of, spec)
+    if case.startswith("adapters"):
+        add_adapters_and_freeze_(getattr(model, "body", model), Lora(rank=2))
+        model.double()
+    if case.endswith(" alone"):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith(case.removesuffix(" alone")))
     if case == DISTILLED:
         teacher = tiny.model(2).requires_grad_(False)
         distillation = Distillation(teacher="of a test", temperature=3.0, weight=0.3, cosine=0.7)
@@ -103,7 +118,8 @@ def test_any_micro_batches_add_up(case: str, monkeypatch: pytest.MonkeyPatch) ->
             losses.append(objective.loss(model, objective.collate(examples[start : start + size], 0.5)))
             losses[-1].total.backward()
         total = sum(float(loss.total.detach()) for loss in losses)
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        assert gradients
         found.append(([total, sum(int(loss.count) for loss in losses)], gradients))
     for sums, gradients in found[1:]:
         assert sums == pytest.approx(found[0][0], rel=1e-6)
