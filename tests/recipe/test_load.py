@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from lmtool.errors import RecipeError, UsageError
 from lmtool.recipe.dump import iterate_values
 from lmtool.recipe.grammar import iterate_dotted_keys, specs_by_kind
-from lmtool.recipe.load import MAX_RECIPE_BYTES, Setting, find_recipe, load, load_run_recipe, shipped_recipes
+from lmtool.recipe.load import (
+    MAX_RECIPE_BYTES,
+    Setting,
+    find_recipe,
+    load,
+    load_run_recipe,
+    parse_settings,
+    shipped_recipes,
+)
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer
@@ -136,13 +144,9 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
 
 
 def test_precedence_and_origins(file):
-    resolved = load(
-        file,
-        [
-            *("training.steps=200", "training.batch_size=16", "training.batch_size=32", "data.column=body"),
-            *(Setting("training.steps", 300, "--steps"), Setting("data.train", ["a.txt"], "FILE")),
-        ],
-    )
+    overrides = ("training.steps=200", "training.batch_size=16", "training.batch_size=32", "data.column=body")
+    flags = [Setting("training.steps", 300, "--steps"), Setting("data.train", ["a.txt"], "FILE")]
+    resolved = load(file, parse_settings(overrides, flags))
     recipe, origins = resolved.recipe, resolved.origins
     assert (recipe.seed, origins["seed"]) == (1, "default")
     assert (recipe.model.d_model, origins["model.d_model"]) == (32, "mine.yaml:5")
