@@ -42,9 +42,12 @@ CASES += [
 ]
 
 
-@pytest.mark.parametrize(
-    "changes", nightly_but(CASES, *range(2 * len(ATTENTIONS)), *range(6 * len(ATTENTIONS), len(CASES))), ids=str
-)
+N = len(ATTENTIONS)
+DAILY = [*range(2 * N), 5 * N, *range(6 * N, len(CASES))]
+"""Those of GRUs, an LSTM that reads in both directions, and each cell with any number of layers and any head."""
+
+
+@pytest.mark.parametrize("changes", nightly_but(CASES, *DAILY), ids=str)
 def test_it_equals_the_loop(changes: dict[str, Any]) -> None:
     model, of = seq2seq(**changes)
     tokens_BT, source_BS = tokens(2, 7), tokens(2, 5, seed=1)
