@@ -1,5 +1,6 @@
 """A model of which a process holds its rows begins with the bits of a whole one."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ SIZE = 3
 def assert_rows_of(whole: nn.Module, make: Callable[[], nn.Module]) -> None:
     """What `make` builds in the shares of each process has its rows of the whole one, and all else."""
     expected = dict(whole.named_parameters())
+    n_rows: Counter[str] = Counter()
     for rank in range(SIZE):
         torch.manual_seed(3)
         with ShardedBuild(rank, SIZE):
@@ -36,6 +38,8 @@ def assert_rows_of(whole: nn.Module, make: Callable[[], nn.Module]) -> None:
         for name, parameter in shared.named_parameters():
             own = expected[name][own_row_range(parameter)] if is_sharded(parameter) else expected[name]
             assert torch.equal(own_rows(parameter), own), name
+            if is_sharded(parameter):
+                n_rows[name] += len(own_rows(parameter))
             assert parameter.shape == expected[name].shape
             assert parameter.is_meta == is_sharded(parameter)
             assert parameter.requires_grad == expected[name].requires_grad
@@ -43,6 +47,7 @@ def assert_rows_of(whole: nn.Module, make: Callable[[], nn.Module]) -> None:
             assert torch.equal(buffer, other), name
         n_held = sum(rows.numel() for rows in select_own_tensors(dict(shared.named_parameters()), rank).values())
         assert n_held < 0.6 * sum(parameter.numel() for parameter in expected.values())
+    assert n_rows == {name: len(expected[name]) for name in n_rows}, "each row is held once"
 
 
 @pytest.mark.parametrize("name", tiny.mark_all_but_kinds_nightly(tiny.TRANSFORMERS))
