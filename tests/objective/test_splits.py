@@ -4,6 +4,7 @@ Their logits are computed in chunks of other sizes, too.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,3 +125,20 @@ def test_any_micro_batches_add_up(case: str, monkeypatch: pytest.MonkeyPatch) ->
     for sums, gradients in found[1:]:
         assert sums == pytest.approx(found[0][0], rel=1e-6)
         torch.testing.assert_close(gradients, found[0][1], rtol=1e-4, atol=1e-6)
+
+
+def test_what_an_objective_cannot_learn_from_is_refused() -> None:
+    decoder, _ = setting("causal")
+    for case, why in (("both directions", "both directions"), ("next sentence", "encoder")):
+        _, objective = setting(case)
+        with pytest.raises(ValueError, match=why):
+            objective.loss(decoder, objective.collate([CASES[case][2](0)]))
+    model, replaced = setting("replaced tokens")
+    with pytest.raises(ValueError, match="without masks"):
+        replaced.loss(model, replace(replaced.collate([text(0)]), draws_BT=None))
+    with pytest.raises(ValueError, match="without a target"):
+        setting("answers")[1].collate([text(0)])
+    for case in ("causal", "skip-gram"):
+        model, objective = setting(case)
+        with pytest.raises(ValueError, match="targets"):
+            objective.loss(model, replace(objective.collate([CASES[case][2](0)]), targets_BT=None))
