@@ -28,8 +28,8 @@ MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # no disk, on which small files are slow
 
-settings.register_profile("fast", max_examples=40)
-settings.register_profile("thorough", max_examples=1000)
+settings.register_profile("fast", max_examples=40, deadline=None)
+settings.register_profile("thorough", max_examples=1000, deadline=None)
 """For `--hypothesis-profile thorough`; tests with few examples for each of many models then have many."""
 settings.register_profile(
     "mutants", max_examples=40, phases=[Phase.explicit, Phase.generate], derandomize=True, database=None, deadline=None

@@ -12,13 +12,6 @@ from lmtool.compute import device
 from lmtool.compute.machine import count_cores
 
 
-def write(root: Path, **files: str) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-
-
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A system without control groups, whose scheduler allows eight cores."""
@@ -33,34 +26,39 @@ def test_without_a_quota_the_cores_are_those_of_the_affinity(root, monkeypatch):
     assert count_cores(root) == 1
 
 
+V2 = {"proc/self/cgroup": "0::/a/b"}
+V1 = {"proc/self/cgroup": "4:memory:/docker/x\n3:cpu,cpuacct:/docker/x\n0::/"}
+"""In a container, /proc names the group as the host sees it, and the topmost folder is that group."""
+
+
+def v2(limit: str, **above: str) -> dict[str, str]:
+    return V2 | {"sys/fs/cgroup/a/b/cpu.max": limit} | above
+
+
+def v1(quota: str, period: str) -> dict[str, str]:
+    folder = "sys/fs/cgroup/cpu,cpuacct"
+    return V1 | {f"{folder}/cpu.cfs_quota_us": quota, f"{folder}/cpu.cfs_period_us": period}
+
+
 @pytest.mark.parametrize(
-    ("limit", "cores"),
-    [("max 100000", 8), ("150000 100000", 2), ("200000 100000", 2), ("5000 100000", 1), ("1600000 100000", 8)],
+    ("files", "cores"),
+    [
+        (v2("max 100000"), 8),
+        (v2("150000 100000"), 2),
+        (v2("200000 100000"), 2),
+        (v2("5000 100000"), 1),
+        (v2("1600000 100000"), 8),
+        (v2("max 1", **{"sys/fs/cgroup/a/cpu.max": "300000 100000", "sys/fs/cgroup/cpu.max": "500000 100000"}), 3),
+        (v1("-1", "100000"), 8),
+        (v1("250000", "100000"), 3),
+        (v1("1000", "50000"), 1),
+    ],
 )
-def test_a_quota_is_rounded_up(root, limit, cores):
-    write(root, **{"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": limit})
-    assert count_cores(root) == cores
-
-
-def test_the_lowest_quota_of_the_groups_above_holds(root):
-    write(root, **{"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "max 100000"})
-    write(root, **{"sys/fs/cgroup/a/cpu.max": "300000 100000", "sys/fs/cgroup/cpu.max": "500000 100000"})
-    assert count_cores(root) == 3
-
-
-@pytest.mark.parametrize(
-    ("quota", "period", "cores"), [("-1", "100000", 8), ("250000", "100000", 3), ("1000", "50000", 1)]
-)
-def test_quotas_of_version_1(root, quota, period, cores):
-    """In a container, /proc names the group as the host sees it, and the topmost folder is that group."""
-    write(root, **{"proc/self/cgroup": "4:memory:/docker/x\n3:cpu,cpuacct:/docker/x\n0::/"})
-    write(
-        root,
-        **{
-            f"sys/fs/cgroup/cpu,cpuacct/cpu.cfs_{name}_us": text
-            for name, text in (("quota", quota), ("period", period))
-        },
-    )
+def test_the_lowest_quota_of_the_groups_above_holds_and_is_rounded_up(root, files, cores):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
     assert count_cores(root) == cores
 
 
@@ -104,7 +102,6 @@ def test_the_library_of_threads_reads_the_bound(arguments):
     """As libgomp itself tells, when torch loads it; all that comes after is not waited for."""
     env = environment(OMP_DISPLAY_ENV="verbose")
     with subprocess.Popen([sys.executable, *arguments], env=env, stderr=subprocess.PIPE, text=True) as program:
-        assert program.stderr is not None
         assert any("GOMP_SPINCOUNT = '3000'" in line for line in program.stderr)
         program.kill()
 

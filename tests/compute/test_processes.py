@@ -143,7 +143,6 @@ def test_a_process_that_waits_for_others_can_be_interrupted(number: signal.Signa
     begun = forks.begin(["-c", _WAITING], env=os.environ | ranks, files=(None, subprocess.PIPE, None))
     with begun:
         try:
-            assert begun.stdout is not None
             begun.stdout.readline()
             while True:
                 with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
@@ -160,7 +159,6 @@ def test_a_process_that_waits_for_others_can_be_interrupted(number: signal.Signa
 def test_a_process_in_a_collective_leaves_at_the_second_signal_and_is_no_orphan(ended: str) -> None:
     """It waits in compiled code, where Python calls no handler. When what has started it ends, that is a signal."""
     with forks.begin(["-m", "tests.compute.waiting"], files=(None, subprocess.PIPE, None)) as begun:
-        assert begun.stdout is not None
         pids = dict(begun.stdout.readline().split() for _ in range(2))
         if ended == "rank":
             os.kill(int(pids["0"]), signal.SIGTERM)

@@ -141,7 +141,7 @@ class _Local:
 
         def touch(name: str, _: Tensor) -> None:
             if not touched:
-                torch.autograd.Variable._execution_engine.queue_callback(exchange)  # type: ignore[attr-defined]
+                torch.autograd.Variable._execution_engine.queue_callback(exchange)
             touched.add(name)
 
         def exchange() -> None:
@@ -161,11 +161,11 @@ class _Local:
 
 @contextmanager
 def _alone(module: nn.Module) -> Iterator[None]:
-    module.is_alone = True  # type: ignore[assignment]
+    module.is_alone = True
     try:
         yield
     finally:
-        module.is_alone = False  # type: ignore[assignment]
+        module.is_alone = False
 
 
 @dataclass(frozen=True)

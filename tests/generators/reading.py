@@ -1,13 +1,39 @@
-"""Readers of what the generators write: the probability of a text, and every tree of an English sentence."""
+"""Readers of what the generators write: faults of style, the probability of a text, every tree of a sentence."""
 
 import math
+import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from choice import derivations
 from english import expand
 from translation import Node, lengths, shares
+
+DATA = Path(__file__).parents[2] / "data"
+
+VOWEL_SOUND = r"(?!(?:one|once|use|used|useful|uni\w*|euro\w*|ewe)\b)(?:[aeiou]\w*|hour\w*|honest\w*|heir\w*)"
+
+
+def complaints(text: str) -> list[tuple[str, str]]:
+    """What a copy editor would mark, as (rule, words)."""
+    rules = {
+        "template": r"[{}<>|^]|  | [,.;:?!]|,,|\.\.|,\.",
+        "a before a vowel": rf"\b[Aa] {VOWEL_SOUND}",
+        "an before a consonant": rf"\b[Aa]n (?!{VOWEL_SOUND})\w+",
+        "two articles": r"\b(?:the|an?) (?:the|an?)\b",
+        "doubled word": r"\b([a-zA-Z]+) \1\b",
+        "small start": r'(?:^|\. |\.\" |[!?] |: "|[.!?]" ")[a-z]',
+        "one of many": r"(?<![-\w])[Oo]ne (?:coins|steps|days)\b",
+        "capital inside": r"(?<=[a-z,] )(?:A|The|He|She|It) ",
+    }
+    found = [(rule, match[0]) for rule, pattern in rules.items() for match in re.finditer(pattern, text)]
+    if text.count('"') % 2:
+        found.append(("quotes", text[-20:]))
+    if text[-1] not in '.!?"':
+        found.append(("end", text[-20:]))
+    return found
 
 
 def bits_of(program: Callable[[Any], Any], text: str) -> float:

@@ -51,6 +51,14 @@ EVENT = re.compile(
     r"(?: (?P<Where>(?:at|in|on|by) the .+?))?(?: because (?P<Why>.+))?"
 )
 PAST = {"give": "gave", "sell": "sold", "lend": "lent", "show": "showed"}
+DID = r"did (?P<who>\w+) (?P<verb>\w+)"
+QUESTIONS = {
+    r"Who (?P<verb>\w+) the (?P<what>.+) to (?P<to>\w+)\?": "who",
+    rf"To whom {DID} the (?P<what>.+)\?": "to",
+    rf"What {DID} to (?P<to>\w+)\?": "what",
+    **{rf"{word} {DID} the (?P<what>.+) to (?P<to>\w+)\?": word for word in ("When", "Where", "Why")},
+}
+"""Which part of an event is asked for, and which parts are named."""
 
 
 def reply(context: str, question: str) -> str:
@@ -61,26 +69,13 @@ def reply(context: str, question: str) -> str:
     if asked := re.fullmatch(r"Who has the (.+) in the end\?", question):
         moves = [e for e in events if e["what"].endswith(f" {asked[1]}") and e["verb"] in ("gave", "sold")]
         return str(moves[-1]["to"])
-    if asked := re.fullmatch(r"Who (\w+) the (.+) to (\w+)\?", question):
-        found = [
-            e["who"] for e in events if (e["verb"], e["to"]) == (asked[1], asked[3]) and e["what"].endswith(asked[2])
-        ]
-    elif asked := re.fullmatch(r"To whom did (\w+) (\w+) the (.+)\?", question):
-        found = [
-            e["to"]
-            for e in events
-            if (e["who"], e["verb"]) == (asked[1], PAST[asked[2]]) and e["what"].endswith(asked[3])
-        ]
-    elif asked := re.fullmatch(r"What did (\w+) (\w+) to (\w+)\?", question):
-        found = [e["what"] for e in events if (e["who"], e["verb"], e["to"]) == (asked[1], PAST[asked[2]], asked[3])]
-    else:
-        asked = re.fullmatch(r"(When|Where|Why) did (\w+) (\w+) the (.+) to (\w+)\?", question)
-        assert asked is not None
-        found = [
-            e[asked[1]] or "" for e in events if (e["who"], e["verb"], e["to"]) == (asked[2], PAST[asked[3]], asked[5])
-        ]
-    assert len(found) < 2
-    return str(found[0]) if found else ""
+    [(asked, part)] = [(found, part) for rule, part in QUESTIONS.items() if (found := re.fullmatch(rule, question))]
+    named = asked.groupdict()
+    named["verb"] = PAST.get(named["verb"], named["verb"])
+    thing = named.pop("what", "")
+    answers = [e[part] or "" for e in events if e["what"].endswith(thing) and named.items() <= e.items()]
+    assert len(answers) < 2
+    return "".join(answers)
 
 
 @pytest.mark.parametrize(("name", "n_passages"), [("questions.json", 165), ("questions.test.json", 60)])

@@ -1,94 +1,27 @@
-"""entailment.csv and kinship.csv are what their generators write; their labels follow from the texts."""
+"""The labels of entailment.csv and kinship.csv follow from the texts; test_tables.py reads their files."""
 
-import csv
-import importlib
-import io
 import re
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
-DATA = Path(__file__).parents[2] / "data"
-NAMES = ("entailment", "kinship")
+from tests.generators.test_tables import generator, rows
+
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
-@pytest.fixture(scope="module")
-def tables():
-    return {
-        "entailment": importlib.import_module("entailment").ENTAILMENT,
-        "kinship": importlib.import_module("kinship").KINSHIP,
-    }
-
-
-def read(name):
-    return list(csv.DictReader(io.StringIO((DATA / name).read_bytes().decode(), newline="")))
-
-
 def read_all(name):
-    return read(f"{name}.csv") + read(f"{name}.test.csv")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_the_generator_writes_the_committed_bytes(tables, name):
-    assert tables[name].csv(tables[name].train) == (DATA / f"{name}.csv").read_bytes()
-    assert tables[name].csv(tables[name].test) == (DATA / f"{name}.test.csv").read_bytes()
-
-
-@pytest.mark.parametrize(("name", "sizes"), [("entailment", (4000, 1000)), ("kinship", (400, 400))])
-def test_the_files_are_plain_csv(name, sizes):
-    assert (len(read(f"{name}.csv")), len(read(f"{name}.test.csv"))) == sizes
-    rows = read_all(name)
-    assert len({(row["premise"], row["hypothesis"]) for row in rows}) == len(rows)
-    counts = Counter(row["label"] for row in rows)
-    assert max(counts.values()) < 1.15 * min(counts.values())
-    assert b"\r" not in (DATA / f"{name}.csv").read_bytes()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_text_is_written_cleanly(name):
-    text = "\n".join(field for row in read_all(name) for field in (row["premise"], row["hypothesis"]))
-    assert text.isascii()
-    assert not re.findall(r"[{}<>|^]|  | [,.;:?!]|\.\.", text), "the traces of a template"
-    assert not re.findall(r"\b[Aa] [aeio]\w+", text), "a before a vowel"
-    assert not re.findall(r"\b[Aa]n [b-df-gj-np-tv-z]\w+", text), "an before a consonant"
-    assert not re.findall(r'[.?!] [a-z]|^"?[a-z]', text, flags=re.M), "a sentence that starts small"
-    assert not re.findall(r"\b(\w+) \1\b", text), "a word said twice"
+    return [row for part in rows(name) for row in part]
 
 
 @pytest.mark.parametrize(
     ("name", "chance", "slack"),
     [pytest.param("entailment", 1 / 3, 0.05, marks=pytest.mark.slow), ("kinship", 1 / 2, 0.07)],
 )
-def test_a_bag_of_words_is_near_chance(tables, name, chance, slack):
-    baselines = tables[name].baselines()
+def test_a_bag_of_words_is_near_chance(name, chance, slack):
+    baselines = generator(name).baselines()
     assert baselines["bag_of_words_hypothesis"] < chance + 0.047
     assert baselines["bag_of_words_premise"] < chance + 2 * slack
     assert baselines["bag_of_words"] < chance + 2 * slack
-
-
-def recover(table, rows):
-    """The logged choices are among those by which the row can be written, and all of these agree on the label."""
-    from choice import derivations
-
-    for row in rows:
-        every = derivations(table.program, row.text)
-        assert any(abs(one.bits - row.bits) < 1e-6 for one in every), row.text
-        assert {one.value for one in every} == {row.value}, row.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "step"), [("entailment", 96), ("kinship", 40)])
-def test_a_parser_recovers_the_choices_and_one_label(tables, name, step):
-    recover(tables[name], tables[name].test[::step])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_parser_recovers_the_choices_and_one_label_of_every_test_row(tables, name):
-    recover(tables[name], tables[name].test)
 
 
 # --- readers that share nothing with the generator --------------------------------------------------------------------

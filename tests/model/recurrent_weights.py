@@ -10,6 +10,7 @@ from lmtool.batch import Batch
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.observing import record_attention_weights
 from lmtool.recipe.spec.recurrent import Recurrent
+from tests.reference import attention
 from tests.reference import recurrent as reference
 
 VOCAB = 11
@@ -58,22 +59,8 @@ class Weights:
         return list(self.named["embedding.weight"][tokens.numpy()])
 
     def score(self) -> reference.Score:
-        """Scores of q and k as in the papers, with matrices multiplying column vectors from the left."""
-        attention = self.of.attention
-        assert attention is not None
-        weights = {name.rpartition(".")[2]: w for name, w in self.named.items() if ".score." in name}
-        match attention.score:
-            case "dot":
-                return lambda q, k: sum(x * y for x, y in zip(q, k, strict=True))
-            case "scaled-dot":
-                return lambda q, k: sum(x * y for x, y in zip(q, k, strict=True)) / len(q) ** 0.5
-            case "bilinear":
-                return lambda q, k: q @ weights["weight_NHH"][0] @ k
-            case "reduced-rank":
-                u, v = weights["query_NHR"][0].T, weights["key_NHR"][0].T
-                return lambda q, k: (u @ q) @ (v @ k)
-        w, u = weights["query_NHH"][0].T, weights["key_NHH"][0].T
-        return lambda q, k: weights["out_NH1"][0, :, 0] @ np.tanh(w @ q + u @ k)
+        kind, weights = self.of.attention.score, [w[0] for name, w in self.named.items() if ".score." in name]
+        return lambda q, k: attention.score(kind, q, k, weights)
 
     def logits(self, hidden: list[Array]) -> Array:
         """z = W h + b; of a tied head z = E h + b, where h = tanh(W_c [h; c]) if there is a context."""

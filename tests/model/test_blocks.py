@@ -16,6 +16,7 @@ from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec.transformer import ScoreName
 from tests.reference import attention as reference
 from tests.support import tiny
+from tests.support.attention import dense_weights
 from tests.support.examples import examples
 
 CPU = torch.device("cpu")
@@ -94,13 +95,13 @@ def test_blocks_equal_the_dense_mask(
             patch.setattr(kernels, "MAX_PLAIN_KEYS", 0)
         blocks = AttentionOp(mask, length, positions, position_rule)
         assert blocks.uses_window_blocks
-        found = blocks(blocks.rotate(q), score.transform_keys(blocks.rotate(k)), v, 0.0, score)
+        observed: list[Tensor] = []
+        found = blocks(blocks.rotate(q), score.transform_keys(blocks.rotate(k)), v, 0.0, score, observed.append)
     scores = score(blocks.rotate(q), score.transform_keys(blocks.rotate(k)))
-    bias = position_rule.bias(positions, positions)
-    scores = scores if bias is None else scores + bias
-    weights = scores.masked_fill(~mask.to_tensor(length, length, CPU)[:, None], -torch.inf).softmax(-1)
+    weights = dense_weights(scores, mask, position_rule, positions)
     wanted = weights @ v
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(observed[0], weights, rtol=1e-9, atol=1e-9)
     inputs = (q, k, v, *score.parameters(), *position_rule.parameters())
     given_back = torch.autograd.grad(found.square().sum(), inputs)
     for own, dense in zip(given_back, torch.autograd.grad(wanted.square().sum(), inputs), strict=True):
@@ -116,15 +117,6 @@ def test_who_is_seen_equals_loops(causal: bool, size: int, dilation: int, n_glob
         for k in range(length):
             wanted = reference.in_window(q, k, size, dilation, n_global) and (k <= q or not causal)
             assert bool(allowed[q, k]) == wanted
-
-
-def test_a_model_with_a_window_is_the_same_in_blocks_and_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    pattern = {"kind": "window", "size": 3, "dilation": 2, "global_tokens": 1}
-    model = tiny.model(pattern=pattern, context=64, position={"kind": "rotary"})
-    tokens_BT = tiny.tokens(2, 40)
-    in_blocks = model(Batch(tokens_BT)).hidden_BTD
-    monkeypatch.setattr(kernels, "MIN_BLOCK_QUERIES", 1000)
-    torch.testing.assert_close(in_blocks, model(Batch(tokens_BT)).hidden_BTD, rtol=1e-9, atol=1e-9)
 
 
 def kept_bytes(length: int, windowed: bool) -> int:

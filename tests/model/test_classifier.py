@@ -5,14 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from lmtool.batch import Batch
-from lmtool.errors import UsageError
 from lmtool.model.heads import Classifier, Pooling, Tagger, TokenHeadModel, resolve_pooling
+from lmtool.model.layers.observing import record_attention_weights
 from lmtool.recipe.spec.objective import Classification, Tagging, supported_objectives
-from tests.reference.classifiers import scalar_mix, sigmoid_gradient
+from tests.reference.recurrent import scalar_mix
 from tests.support import tiny
 from tests.support.cases import nightly_but
+from tests.support.errors import refuses
 
 KEEP = torch.tensor([[True] * 5, [True, True, True, False, False], [False, True, True, True, False]])
 
@@ -24,8 +26,10 @@ def states() -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["first", "last", "mean", "max", "attention"])
 def test_pools_equal_loops(kind: str) -> None:
     torch.manual_seed(0)
-    pool, hidden = Pooling(kind, 4).double(), states()  # type: ignore[arg-type]
-    found = pool(hidden, KEEP).detach().numpy()
+    pool, hidden = Pooling(kind, 4).double(), states()
+    with record_attention_weights(pool) as observed:
+        found = pool(hidden, KEEP).detach().numpy()
+    torch.testing.assert_close(pool(hidden, None), pool(hidden, torch.ones(3, 5, dtype=torch.bool)))
     for row in range(3):
         kept = [hidden[row, t].numpy() for t in range(5) if KEEP[row, t]]
         match kind:
@@ -43,15 +47,8 @@ def test_pools_equal_loops(kind: str) -> None:
                 scores = [float(v[0] @ np.tanh(weight @ h + bias)) for h in kept]
                 shares = np.exp(scores) / np.exp(scores).sum()
                 wanted = sum(share * h for share, h in zip(shares, kept, strict=True))
+                np.testing.assert_allclose(observed[""][row, 0, 0, KEEP[row]].detach(), shares, rtol=1e-9)
         np.testing.assert_allclose(found[row], wanted, rtol=1e-10)
-
-
-@pytest.mark.parametrize("kind", ["first", "last", "mean", "max", "attention"])
-def test_without_padding_all_positions_count(kind: str) -> None:
-    torch.manual_seed(0)
-    pool, hidden = Pooling(kind, 4).double(), states()  # type: ignore[arg-type]
-    everything = torch.ones(3, 5, dtype=torch.bool)
-    torch.testing.assert_close(pool(hidden, None), pool(hidden, everything))
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -64,76 +61,12 @@ LAYERS: dict[str, list[str | int]] = {name: ["last", "mix", "mix-hidden", 1] for
     "averaging": ["last"],
     "one-hot words": ["last"],
 }
+WAYS = [(name, way) for name in CLASSIFIERS for way in LAYERS[name]]
 
 
 @pytest.mark.parametrize(
     ("family", "layers"),
-    nightly_but(
-        [(name, way) for name in CLASSIFIERS for way in LAYERS[name]],
-        0,
-        4,
-        8,
-        12,
-        16,
-        20,
-        24,
-        28,
-        32,
-        36,
-        41,
-        45,
-        49,
-        53,
-        57,
-        61,
-        65,
-        69,
-        73,
-        78,
-        82,
-        84,
-        89,
-        93,
-        98,
-        103,
-        107,
-        112,
-        118,
-        122,
-        126,
-        130,
-        134,
-        138,
-        142,
-        147,
-        151,
-        155,
-        159,
-        163,
-        167,
-        171,
-        175,
-        179,
-        184,
-        188,
-        192,
-        196,
-        200,
-        204,
-        208,
-        212,
-        216,
-        221,
-        225,
-        229,
-        233,
-        237,
-        241,
-        245,
-        249,
-        253,
-        unpack=True,
-    ),
+    nightly_but(WAYS, *range(0, len(WAYS), 4), unpack=True),
 )
 def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, layers: str | int) -> None:
     of = tiny.any_spec(**FAMILIES[family])
@@ -144,7 +77,6 @@ def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, l
     model = Classifier(tiny.model(**FAMILIES[family]), head, of).double().eval()
     rows = [tiny.tokens(length, seed=length).tolist() for length in (6, 9, 1, 4)]
     tokens, keep = tiny.padded(rows)
-    assert keep is not None
     together = model.run_head(Batch(tokens, keep_BT=keep)).scores
     assert together.shape == (4, 3)
     for row, scores in zip(rows, together, strict=True):
@@ -159,7 +91,6 @@ def test_a_mix_is_of_all_layers_or_of_those_above_the_embeddings(layers: str, fi
     model = (
         Classifier(body, Classification.model_validate(head), tiny.any_spec(**tiny.FAMILIES["elmo"])).double().eval()
     )
-    assert model.mix is not None
     with torch.no_grad():
         model.mix.scalars_L.copy_(torch.arange(len(model.mix.scalars_L)).double())
         states = [layer[0].numpy() for layer in body.layer_outputs(batch)][first:]
@@ -192,13 +123,6 @@ def test_a_probe_reads_one_layer(family: str, kind: str, layer: int) -> None:
     assert max(learning) == layer
 
 
-def test_a_layer_that_a_body_does_not_have_is_refused() -> None:
-    of = tiny.any_spec(**tiny.FAMILIES["bert"])
-    spec = Classification.model_validate({"kind": "classification", "labels": ["a", "b"], "layers": 9})
-    with pytest.raises(UsageError, match="no layer 9"):
-        Classifier(tiny.model(**tiny.FAMILIES["bert"]), spec, of)
-
-
 @pytest.mark.parametrize("family", ["llama", "averaging"])
 def test_one_score_is_the_sigmoid_of_two_classes(family: str) -> None:
     of = {"position": {"kind": "rotary"}} if family == "llama" else FAMILIES[family]
@@ -207,26 +131,22 @@ def test_one_score_is_the_sigmoid_of_two_classes(family: str) -> None:
     torch.manual_seed(0)
     model = Classifier(tiny.model(**of), head, tiny.any_spec(**of)).double().eval()
     assert len(model.head.weight) == 1
-    seen: list[torch.Tensor] = []
-    model.head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].detach()))
-    batch = Batch(tiny.tokens(3, 6))
-    scores_BC = model.run_head(batch).scores
-    loss = torch.nn.functional.cross_entropy(scores_BC, torch.tensor([1, 0, 1]), reduction="sum")
-    (found,) = torch.autograd.grad(loss, [model.head.weight])
-    row = np.append(model.head.weight[0].detach().numpy(), model.head.bias.detach().numpy())
-    parts = [
-        sigmoid_gradient(row, np.append(x, 1.0), label) for x, label in zip(seen[0].numpy(), [1, 0, 1], strict=True)
-    ]
-    assert float(loss.detach()) == pytest.approx(sum(one for one, _ in parts), rel=1e-5)
-    np.testing.assert_allclose(found[0], sum(gradient for _, gradient in parts)[:-1], rtol=1e-5, atol=1e-7)
+    single: list[torch.Tensor] = []
+    model.head.register_forward_hook(lambda module, inputs, output: single.append(output))
+    labels = torch.tensor([1, 0, 1])
+    loss = F.cross_entropy(model.run_head(Batch(tiny.tokens(3, 6))).scores, labels, reduction="sum")
+    wanted = F.binary_cross_entropy_with_logits(single[0][:, 0], labels.double(), reduction="sum")
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=0)
+    gradients = [torch.autograd.grad(of, model.head.weight, retain_graph=True)[0] for of in (loss, wanted)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
 
 
-def test_one_score_is_for_two_classes() -> None:
-    spec = {"kind": "classification", "task": "class", "labels": ["a", "b", "c"]}
-    with pytest.raises(UsageError, match="two classes, not for 3"):
-        Classifier(
-            tiny.model(), Classification.model_validate(spec).model_copy(update={"single_score": True}), tiny.spec()
-        )
+@pytest.mark.parametrize("changes", [{"layers": 9}, {"single_score": True}])
+def test_a_head_that_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
+    """A layer that the body does not have; one score for three classes."""
+    spec = Classification(kind="classification", labels=("a", "b", "c")).model_copy(update=changes)
+    with refuses("usage"):
+        Classifier(tiny.model(), spec, tiny.spec())
 
 
 def test_auto_pooling_is_that_of_the_papers() -> None:

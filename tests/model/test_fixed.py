@@ -49,9 +49,9 @@ def test_steps_equal_those_of_a_growing_cache(family: str, lengths: tuple[int, .
     model, state = state_of(family, lengths)
     fixed: DecodeState = fixed_of(state)
     # what was there before another state was loaded changes nothing
-    fixed.copy_from_(state_of(family, lengths, seed=40)[1])  # type: ignore[attr-defined]
+    fixed.copy_from_(state_of(family, lengths, seed=40)[1])
     model.forward_incremental(tiny.tokens(len(lengths), 1, seed=3), fixed)
-    fixed.copy_from_(state)  # type: ignore[attr-defined]
+    fixed.copy_from_(state)
     for step in range(5):
         tokens_B1 = tiny.tokens(len(lengths), 1, seed=50 + step)
         wanted, state = model.forward_incremental(tokens_B1, state)

@@ -25,7 +25,6 @@ WEIGHT = 0.3
 def counted(order: int = 4, vocab_size: int = tiny.VOCAB) -> NGramModel:
     """The n-gram model of a text in which few contexts of three tokens occur twice."""
     ngram = build(NGram(kind="ngram", order=order), vocab_size)
-    assert isinstance(ngram, NGramModel)
     text_BT = tiny.tokens(2, 150, vocab_size=vocab_size)
     ngram.fit_counts_([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
     return ngram.eval()
@@ -39,7 +38,6 @@ def interpolated(**changes: object) -> LanguageModel:
 
 def plain_probabilities(model: LanguageModel, text: list[int]) -> np.ndarray:
     """p of each token after a text, read at once: (1 - w) p_model + w p_ngram."""
-    assert model.interpolation is not None
     batch, ngram = Batch(torch.tensor([text])), model.interpolation.ngram
     with torch.no_grad():
         own = model.logits(model(batch).hidden_BTD[0, -1]).double().softmax(-1)
@@ -61,7 +59,6 @@ def test_probabilities_after_one_context_are_those_of_all_rows(order: int) -> No
 
 def test_logits_are_logs_of_the_weighted_mean_of_probabilities() -> None:
     model = interpolated()
-    assert model.interpolation is not None
     texts = [tiny.tokens(n, seed=n).tolist() for n in (1, 2, 5, 12)]
     for text in texts:
         logits_V = model.logits(model(Batch(torch.tensor([text]))).hidden_BTD[0, -1:])

@@ -11,9 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from lmtool.batch import Batch
 from tests.support import tiny
-from tests.support.cases import nightly_but
 from tests.support.chunks import EXACT, model_of, quick
-from tests.support.tiny import BOTH_SIDES, FAMILIES, ONE_SIDE
+from tests.support.tiny import FAMILIES, ONE_SIDE
 
 T = 10
 NEIGHBOURS = st.lists(st.integers(0, tiny.VOCAB - 1), min_size=T, max_size=T)
@@ -53,21 +52,6 @@ def test_a_token_changes_nothing_before_it(family: str, t: int, shift: int, grad
         assert not torch.allclose(after[0, position], before[0, position], rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("family", BOTH_SIDES)
-@quick
-@given(t=st.integers(0, T - 1), shift=st.integers(1, tiny.VOCAB - 1))
-def test_an_encoder_tells_every_position_of_a_token(family: str, t: int, shift: int) -> None:
-    model = model_of(family)
-    one = tiny.tokens(2, T)
-    two = one.clone()
-    two[0, t] = (two[0, t] + shift) % tiny.VOCAB
-    before, after = (model(Batch(tokens)).hidden_BTD.detach() for tokens in (one, two))
-    torch.testing.assert_close(after[1], before[1], **EXACT)
-    for position in range(T):
-        if family not in REACH or position in (0, t):
-            assert not torch.allclose(after[0, position], before[0, position], rtol=1e-6, atol=1e-6)
-
-
 @families
 @quick
 @given(rows=st.lists(NEIGHBOURS, max_size=3), place=st.integers(0, 3), grad=st.booleans())
@@ -102,65 +86,23 @@ def test_padding_anywhere_changes_nothing(family: str, keep: list[bool], filler:
     assert torch.isfinite(hidden).all()
 
 
-@pytest.mark.parametrize(
-    "family",
-    nightly_but(
-        [name for name in WITH_SOURCE if FAMILIES[name]["shape"] == "encoder-decoder"],
-        *("encoder-decoder with x0", "2017", "marian", "2017 of attention alone", "2017 pre-norm", "t5 1.1"),
-        *("encoder-decoder, narrow values", "encoder-decoder, plain attention", "disentangled encoder-decoder"),
-        *("gru encoder-decoder", "elman luong", "luong", "bahdanau"),
-    ),
-)
+@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(WITH_SOURCE))
 @quick
 @given(keep=st.lists(st.booleans(), min_size=T, max_size=T).filter(any), filler=NEIGHBOURS, grad=st.booleans())
 def test_padding_anywhere_in_a_source_changes_nothing(
     family: str, keep: list[bool], filler: list[int], grad: bool
 ) -> None:
+    """In a forward pass of an encoder-decoder, and in what is decoded behind the source or prefix."""
     model = model_of(family)
     text, answer = tiny.tokens(1, sum(keep), seed=3), tiny.tokens(1, 4)
-    keep_BS = torch.tensor([keep])
-    source_BS = torch.tensor([filler])
+    source_BS, keep_BS = torch.tensor([filler]), torch.tensor([keep])
     source_BS[keep_BS] = text[0]
+    batch = Batch(answer, source_BS=source_BS, source_keep_BS=keep_BS)
     with torch.set_grad_enabled(grad):
-        hidden = model(Batch(answer, source_BS=source_BS, source_keep_BS=keep_BS)).hidden_BTD
-        alone = model(Batch(answer, source_BS=text)).hidden_BTD
-    torch.testing.assert_close(hidden, alone, **EXACT)
-    state = model.initial_state(Batch(answer, source_BS=source_BS, source_keep_BS=keep_BS))
-    torch.testing.assert_close(model.forward_incremental(answer, state)[0], alone, **EXACT)
-
-
-@pytest.mark.parametrize("family", [name for name in WITH_SOURCE if FAMILIES[name]["shape"] == "prefix"])
-@quick
-@given(keep=st.lists(st.booleans(), min_size=T, max_size=T).filter(any), filler=NEIGHBOURS)
-def test_padding_anywhere_in_a_prefix_changes_nothing(family: str, keep: list[bool], filler: list[int]) -> None:
-    model = model_of(family)
-    text, rest = tiny.tokens(1, sum(keep), seed=3), tiny.tokens(1, 4)
-    keep_BS = torch.tensor([keep])
-    source_BS = torch.tensor([filler])
-    source_BS[keep_BS] = text[0]
-    hidden, _ = model.forward_incremental(
-        rest, model.initial_state(Batch(rest, source_BS=source_BS, source_keep_BS=keep_BS))
-    )
-    torch.testing.assert_close(hidden, tiny.read(model, rest, text.tolist()), **EXACT)
-
-
-@pytest.mark.parametrize(
-    "family",
-    nightly_but(
-        WITH_SOURCE,
-        *("encoder-decoder with x0", "2017", "2017 of shared layers", "encoder-decoder with rotary windows"),
-        *("prefix", "elman encoder-decoder", "gru luong"),
-    ),
-)
-@quick
-@given(t=st.integers(0, 3), shift=st.integers(1, tiny.VOCAB - 1))
-def test_every_token_of_a_source_counts(family: str, t: int, shift: int) -> None:
-    model = model_of(family)
-    source = [3, 1, 4, 1]
-    other = [*source[:t], (source[t] + shift) % tiny.VOCAB, *source[t + 1 :]]
-    row = tiny.tokens(1, 5)
-    one, two = tiny.read(model, row, [source]), tiny.read(model, row, [other])
-    assert not torch.allclose(one[0, 0], two[0, 0], rtol=1e-6, atol=1e-8)
+        alone = tiny.read(model, answer, text.tolist())
+        if FAMILIES[family]["shape"] == "encoder-decoder":
+            torch.testing.assert_close(model(batch).hidden_BTD, alone, **EXACT)
+    torch.testing.assert_close(model.forward_incremental(answer, model.initial_state(batch))[0], alone, **EXACT)
 
 
 @pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(PACKED))
@@ -187,16 +129,6 @@ def test_isolated_documents_of_a_packed_row_equal_each_alone(
     torch.testing.assert_close(hidden[1], model(Batch(row)).hidden_BTD[0], **EXACT)
 
 
-@pytest.mark.parametrize(
-    "family", tiny.mark_all_but_kinds_nightly([name for name in PACKED if REACH.get(name, T) > 1 or name in WINDOWS])
-)
-def test_without_isolation_documents_see_each_other(family: str) -> None:
-    model = model_of(family)
-    row = tiny.tokens(1, 6)
-    apart = model(Batch(row, documents_BT=torch.tensor([[0, 0, 0, 1, 1, 1]]))).hidden_BTD
-    assert not torch.allclose(apart[0, 3:], model(Batch(row)).hidden_BTD[0, 3:], atol=1e-3)
-
-
 @families
 def test_saved_and_loaded_weights_give_the_same_logits(family: str, tmp_path: Path) -> None:
     model, other = model_of(family), tiny.model(seed=1, **FAMILIES[family])
@@ -206,14 +138,3 @@ def test_saved_and_loaded_weights_give_the_same_logits(family: str, tmp_path: Pa
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
     assert torch.equal(other.logits(tiny.read(other, tokens_BT)), wanted)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "vaswani", "alibi", "rotary", "relative"])
-def test_positions_matter_and_without_them_order_of_the_past_does_not(family: str) -> None:
-    forth = torch.tensor([[1, 2, 3, 4]])
-    back = torch.tensor([[2, 1, 3, 4]])
-    model = model_of(family)
-    assert not torch.allclose(model(Batch(forth)).hidden_BTD[0, 3], model(Batch(back)).hidden_BTD[0, 3], atol=1e-3)
-    # in a single layer without positions, attention ignores order
-    blind = tiny.model(n_layers=1, position={"kind": "none"})
-    torch.testing.assert_close(blind(Batch(forth)).hidden_BTD[0, 3], blind(Batch(back)).hidden_BTD[0, 3], **EXACT)

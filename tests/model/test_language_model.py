@@ -11,6 +11,7 @@ from lmtool.model.heads import Classifier
 from lmtool.model.language_model import CountingModel
 from lmtool.recipe.spec.objective import Classification
 from tests.support import tiny
+from tests.support.errors import refuses
 
 AVERAGING = {"kind": "averaging", "d_model": 6, "n_layers": 2}
 
@@ -44,14 +45,10 @@ def test_models_read_and_count_as_their_specs_say(of: dict[str, Any]) -> None:
     assert model.variable_length_tensors <= set(model.state_dict())
 
 
-def test_a_head_leaves_its_body_the_model_that_it_was() -> None:
-    spec = tiny.spec()
-    body = build(spec, tiny.VOCAB)
-    model = Classifier(body, Classification(kind="classification", labels=("a", "b")), spec)
-    for name in ("vocab_size", "context", "max_positions", "reads", "recurrent"):
-        assert getattr(model, name) == getattr(body, name)
-    assert model.description == body.description
-    assert model.modules_by_depth() == body.modules_by_depth()
+@pytest.mark.parametrize("of", [AVERAGING, *map(tiny.FAMILIES.get, ("skip-gram", "glove", "bert"))], ids=str)
+def test_models_that_write_nothing_have_no_state(of: dict[str, Any]) -> None:
+    with refuses("usage"):
+        build(tiny.any_spec(**of), tiny.VOCAB).initial_state(Batch(tiny.tokens(1, 3)))
 
 
 def test_a_head_that_counts_nothing_leaves_the_texts_alone() -> None:

@@ -1,6 +1,6 @@
 """Low-rank adapters against the plain formula; merging and saving."""
 
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -170,19 +170,6 @@ def test_adapters_are_at_most_two_percent_of_a_model(name: str) -> None:
         assert least < learning / whole < most
 
 
-def test_what_is_adapted_is_computed_from_a_cache_alike() -> None:
-    model = tiny.model(**tiny.TRANSFORMERS["rotary"])
-    filled(model, rank=3, targets=ALL)
-    tokens = tiny.tokens(2, 9)
-    with torch.no_grad():
-        whole = model(Batch(tokens)).hidden_BTD
-        state, parts = model.initial_state(Batch(tokens)), []
-        for piece in tokens.split([4, 1, 1, 3], 1):
-            hidden, state = model.forward_incremental(piece, state)
-            parts.append(hidden)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-8, atol=1e-9)
-
-
 def test_dropout_is_of_what_adapters_read() -> None:
     """With zero adapters dropout has no effect."""
     model = tiny.model()
@@ -194,12 +181,3 @@ def test_dropout_is_of_what_adapters_read() -> None:
     assert not torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)
     model.eval()
     assert torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)
-
-
-def test_gradients_reach_all_adapters_and_nothing_else() -> None:
-    model = tiny.model(**tiny.T5)
-    filled(model, targets=ALL)
-    model.logits(model(Batch(tiny.tokens(2, 5), source_BS=tiny.tokens(2, 6))).hidden_BTD).square().sum().backward()
-    with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert with_gradient == set(adapter_parameter_names(model))
-    assert all(bool(p.grad.any()) for p in chain(model.parameters()) if p.grad is not None)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtool.batch import Batch
-from lmtool.model import DecodeState, NGramModel, build
+from lmtool.model import build
 from lmtool.model import ngram as module
 from lmtool.recipe.spec.words import NGram
 from tests.reference.ngram import KneserNey, relative_frequency
 from tests.support import tiny
-from tests.support.chunks import chunkings, quick, read
+from tests.support.chunks import quick
 from tests.support.ngrams import BOS, VOCAB, counted, log_p, some_documents
 
 EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
@@ -100,7 +100,6 @@ def test_probabilities_sum_to_one_and_one_alone_is_the_same(order: int) -> None:
 @orders
 def test_before_anything_is_counted_all_tokens_are_alike(order: int) -> None:
     model = build(NGram(kind="ngram", order=order), VOCAB)
-    assert isinstance(model, NGramModel)
     hidden = model(Batch(tiny.tokens(2, 4))).hidden_BTD
     alike = torch.full((2, 4, VOCAB), -math.log(VOCAB), dtype=torch.float64)
     torch.testing.assert_close(model.logits(hidden), alike, **EXACT)
@@ -135,63 +134,10 @@ def test_wide_vocabularies_are_packed_into_several_words() -> None:
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), **EXACT)
 
 
-@orders
-@quick
-@given(chunking=chunkings())
-def test_any_chunks_equal_one_forward_pass(order: int, chunking: tuple[int, list[int]]) -> None:
-    model, (length, cuts) = counted(some_documents(), order), chunking
-    tokens_BT = tiny.tokens(2, length, seed=length)
-    hidden, state = read(model, tokens_BT, cuts, model.initial_state(Batch(tokens_BT)))
-    assert torch.equal(hidden, model(Batch(tokens_BT)).hidden_BTD)
-    assert state.length == length
-
-
-@orders
-def test_rows_of_states_are_picked_and_joined(order: int) -> None:
-    model = counted(some_documents(), order)
-    rows = [tiny.tokens(1, length, seed=length) for length in (3, 7)]
-    states = [read(model, row, [], model.initial_state(Batch(row)))[1] for row in rows]
-    joined = DecodeState.join_rows(states).select_rows([1, 0, 1])
-    more = tiny.tokens(3, 2, seed=9)
-    hidden, _ = model.forward_incremental(more, joined)
-    for i, row in enumerate((rows[1], rows[0], rows[1])):
-        assert torch.equal(hidden[i], model(Batch(torch.cat([row, more[i : i + 1]], 1))).hidden_BTD[0, -2:])
-
-
-@orders
-@quick
-@given(keep=st.lists(st.booleans(), min_size=9, max_size=9).filter(any))
-def test_padding_anywhere_changes_nothing(order: int, keep: list[bool]) -> None:
-    model = counted(some_documents(), order)
-    keep_BT, tokens_BT = torch.tensor([keep]), tiny.tokens(1, 9)
-    text = tokens_BT[keep_BT][None]
-    hidden = model(Batch(tokens_BT, keep_BT=keep_BT)).hidden_BTD
-    assert torch.equal(hidden[keep_BT], model(Batch(text)).hidden_BTD[0])
-    assert torch.isfinite(model.logits(hidden)).all()
-
-
-@orders
-def test_isolated_documents_equal_each_alone(order: int) -> None:
-    model = counted(some_documents(), order)
-    row, documents_BT = tiny.tokens(1, 9), torch.tensor([[3, 3, 3, 4, 5, 5, 5, 5, 5]])
-    hidden = model(Batch(row, documents_BT=documents_BT)).hidden_BTD[0]
-    alone = [model(Batch(row[:, i:j])).hidden_BTD[0] for i, j in ((0, 3), (3, 4), (4, 9))]
-    assert torch.equal(hidden, torch.cat(alone))
-
-
 def test_what_stands_before_a_document_does_not_count() -> None:
     """No n-gram crosses a [BOS], so earlier documents change nothing, also without document ids."""
     model = counted(some_documents(), 5)
     torch.testing.assert_close(log_p(model, [5, 3, 2, BOS, 4])[3:], log_p(model, [BOS, 4]), **EXACT)
-
-
-def test_saved_and_loaded_it_is_the_same(tmp_path: Any) -> None:
-    model, other = counted(some_documents(), 4), counted(some_documents(5), 4)
-    text = [BOS, 4, 2, 3]
-    assert not torch.allclose(log_p(other, text), log_p(model, text))
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(log_p(other, text), log_p(model, text))
-    assert int(other.n_read) == sum(map(len, some_documents()))
 
 
 def test_a_batch_without_targets_is_refused() -> None:

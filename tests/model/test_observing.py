@@ -5,17 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from lmtool.batch import Batch, Mask
+from lmtool.batch import Batch
 from lmtool.model import build
-from lmtool.model.heads import Classifier, Pooling
-from lmtool.model.layers import kernels
-from lmtool.model.layers.attention import AttentionOp
+from lmtool.model.heads import Classifier
 from lmtool.model.layers.observing import find_attention_modules, record_attention_weights
-from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec.objective import Classification
-from lmtool.recipe.spec.transformer import ScoreName, WindowPattern
 from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference
 from tests.support import tiny
@@ -58,58 +53,6 @@ def test_equal_those_of_the_plain_model(changes: dict[str, Any], monkeypatch: py
     assert len(found) == len(wanted)
     for weights_BNTS, one in zip(found.values(), wanted, strict=True):
         np.testing.assert_allclose(weights_BNTS[0], one, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("kind", ["dot", "scaled-dot", *LEARNED])
-def test_each_score_equals_loops(kind: ScoreName) -> None:
-    torch.manual_seed(0)
-    score = build_score(kind, 2, 4, 3, 5).double()
-    q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
-    found: list[Tensor] = []
-    with torch.no_grad():
-        mixed = AttentionOp(Mask(causal=True), 5, torch.arange(5)[None])(
-            q, score.transform_keys(k), v, 0.0, score, found.append
-        )
-    torch.testing.assert_close(found[0] @ v, mixed)
-    for n in range(2):
-        parameters = [tiny.array(parameter[n]) for parameter in score.parameters()]
-        for t in range(5):
-            scores = [
-                plain_attention.score(kind, *map(tiny.array, (q[0, n, t], k[0, n, s])), parameters) for s in range(5)
-            ]
-            wanted = [*reference.softmax(scores[: t + 1]), *[0.0] * (4 - t)]
-            assert found[0][0, n, t].tolist() == pytest.approx(wanted, abs=1e-12)
-
-
-@pytest.mark.parametrize(("dilation", "n_global"), [(1, 0), (1, 2), (3, 0), (2, 1)])
-@pytest.mark.parametrize("causal", [False, True])
-def test_blocks_of_windows_equal_loops(
-    dilation: int, n_global: int, causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of rows with padding, and with keys that heads share."""
-    monkeypatch.setattr(kernels, "MIN_BLOCK_QUERIES", 4)
-    monkeypatch.setattr(kernels, "KEY_MULTIPLE", 1)
-    T, H = 29, 4
-    keep_BS = torch.ones(2, T, dtype=torch.bool)
-    keep_BS[1, 20:] = False
-    attend = AttentionOp(Mask(causal, 3, dilation, n_global, keep_BS=keep_BS), T, torch.arange(T)[None])
-    assert attend.uses_window_blocks
-    torch.manual_seed(0)
-    q = torch.randn(2, 4, T, H, dtype=torch.float64)
-    k, v = torch.randn(2, 2, 2, T, H, dtype=torch.float64)
-    found: list[Tensor] = []
-    mixed = attend(q, k, v, 0.0, None, found.append)
-    torch.testing.assert_close(found[0] @ v.repeat_interleave(2, 1), mixed)
-    for b in range(2):
-        n_kept = int(keep_BS[b].sum())
-        for n in range(4):
-            for t in range(n_kept):
-                near = [s for s in range(n_kept) if plain_attention.in_window(t, s, 3, dilation, n_global)]
-                seen = [s for s in near if s <= t or not causal]
-                scores = [float(q[b, n, t] @ k[b, n // 2, s]) * H**-0.5 for s in seen]
-                wanted = np.zeros(T)
-                wanted[seen] = reference.softmax(scores)
-                np.testing.assert_allclose(found[0][b, n, t], wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", tiny.mark_all_but_kinds_nightly(ATTENDING))
@@ -170,26 +113,6 @@ def test_nobody_observes_after_an_error() -> None:
     assert all(part.observer is None for part in find_attention_modules(model).values())
 
 
-def test_a_pool_by_attention() -> None:
-    torch.manual_seed(0)
-    pool = Pooling("attention", 6).double()
-    hidden_BTD, keep_BT = (
-        torch.randn(2, 4, 6, dtype=torch.float64),
-        torch.tensor([[True] * 4, [True, True, False, True]]),
-    )
-    with torch.no_grad(), record_attention_weights(pool) as found:
-        pooled_BD = pool(hidden_BTD, keep_BT)
-    (weights_BNTS,) = found.values()
-    matrix, bias, vector = (tiny.array(p) for p in (pool.key.weight, pool.key.bias, pool.query.weight))
-    for b in range(2):
-        seen = [t for t in range(4) if keep_BT[b, t]]
-        scores = [float((vector @ np.tanh(matrix @ tiny.array(hidden_BTD[b, t]) + bias))[0]) for t in seen]
-        wanted = np.zeros(4)
-        wanted[seen] = reference.softmax(scores)
-        np.testing.assert_allclose(weights_BNTS[b, 0, 0], wanted, rtol=1e-9)
-        np.testing.assert_allclose(pooled_BD[b], wanted @ tiny.array(hidden_BTD[b]), rtol=1e-9)
-
-
 def test_a_pool_of_another_kind_does_not_attend() -> None:
     of = tiny.any_spec(**tiny.FAMILIES["elmo"])
     for pool, attends in (("mean", False), ("attention", True)):
@@ -202,7 +125,6 @@ def test_windows_of_a_model_are_those_of_its_pattern() -> None:
     """A row that is long enough for blocks, in a Longformer with a global token."""
     changes = tiny.TRANSFORMERS["longformer"] | {"context": 200, "position": {"kind": "sinusoidal"}}
     pattern = tiny.spec(**changes).pattern
-    assert isinstance(pattern, WindowPattern)
     model = tiny.model(dtype=torch.float32, **changes)
     with torch.no_grad(), record_attention_weights(model) as found:
         model(Batch(tiny.tokens(1, 180)))

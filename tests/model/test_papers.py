@@ -1,7 +1,5 @@
 """Recipes of papers have the papers' sizes: by arithmetic, as built, and as Transformers or torch build them."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -12,18 +10,7 @@ from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
 from tests.support.cases import nightly_but
-from tests.support.papers import PAPERS, WIDTH
-
-ROUNDED = {
-    "gpt1": 117e6,
-    "bert-base": 110e6,
-    "bert-large": 340e6,
-    "roberta-base": 125e6,
-    "t5-small": 60e6,
-    "prefix-lm": 110e6,
-    "transformer-base": 65e6,
-}
-"""Parameter counts in the papers."""
+from tests.support.papers import PAPERS
 
 
 def rows_of(recipe: Recipe) -> int:
@@ -50,11 +37,6 @@ def test_a_recipe_names_its_size(name: str) -> None:
     assert f"{PAPERS[name][0]:,}" in text
 
 
-@pytest.mark.parametrize("name", ROUNDED)
-def test_papers_print_the_same_size_rounded(name: str) -> None:
-    assert PAPERS[name][0] == pytest.approx(ROUNDED[name], rel=0.03)
-
-
 def test_every_recipe_of_a_paper_is_here() -> None:
     """Those too large for a laptop."""
     recipes = {name: load(name).recipe for name in shipped_recipes()}
@@ -65,53 +47,3 @@ def test_every_recipe_of_a_paper_is_here() -> None:
         and count_parameters(recipe.model, rows_of(recipe)).parameters > 5e7
     }
     assert large == set(PAPERS)
-
-
-def built_elsewhere() -> dict[str, Any]:
-    """The classes and configurations that the published checkpoints are loaded with."""
-    import transformers as hf
-
-    bert_large = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-    roberta = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}
-    t5: dict[str, Any] = {"vocab_size": 32128, "d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
-    return {
-        "gpt1": (hf.OpenAIGPTLMHeadModel, hf.OpenAIGPTConfig()),
-        "gpt2-124m": (hf.GPT2LMHeadModel, hf.GPT2Config()),
-        "gpt2-355m": (hf.GPT2LMHeadModel, hf.GPT2Config(n_embd=1024, n_layer=24, n_head=16)),
-        "gpt2-774m": (hf.GPT2LMHeadModel, hf.GPT2Config(n_embd=1280, n_layer=36, n_head=20)),
-        "gpt2-1.5b": (hf.GPT2LMHeadModel, hf.GPT2Config(n_embd=1600, n_layer=48, n_head=25)),
-        "bert-base": (hf.BertForPreTraining, hf.BertConfig()),
-        "bert-large": (hf.BertForPreTraining, hf.BertConfig(**bert_large)),
-        "roberta-base": (hf.RobertaForMaskedLM, hf.RobertaConfig(**roberta)),
-        "t5-small": (hf.T5ForConditionalGeneration, hf.T5Config(**t5)),
-    }
-
-
-@pytest.mark.parametrize(
-    "name", nightly_but([name for name in PAPERS if name not in ("prefix-lm", "transformer-base")], "gpt1", "gpt2-1.5b")
-)
-def test_transformers_builds_the_same_size(name: str) -> None:
-    kind, config = built_elsewhere()[name]
-    with torch.device("meta"):
-        theirs = count(kind(config))
-    assert theirs - (3 * WIDTH if name == "roberta-base" else 0) == PAPERS[name][0]
-
-
-def test_bodies_of_bert_have_the_sizes_of_the_checkpoints() -> None:
-    """Without the heads for masked tokens and next sentences, but with the pooler."""
-    for name, body in (("bert-base", 109_482_240), ("bert-large", 335_141_888)):
-        recipe = load(name).recipe
-        with torch.device("meta"):
-            model = build(recipe.model, rows_of(recipe))
-        heads = sum(
-            p.numel()
-            for key, p in model.named_parameters()
-            if key.startswith(("head.", "next_sentence.")) and p.numel()
-        )
-        assert count(model) - heads == body
-
-
-def test_torch_builds_the_layers_of_2017_alike() -> None:
-    with torch.device("meta"):
-        layers = [nn.TransformerEncoderLayer(512, 8, 2048), nn.TransformerDecoderLayer(512, 8, 2048)]
-    assert PAPERS["transformer-base"][0] == 37_000 * 512 + 6 * sum(count(layer) for layer in layers)

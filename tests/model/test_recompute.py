@@ -75,8 +75,6 @@ def peak(model: LanguageModel, batch: Batch) -> int:
     learned(model, batch)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         learned(model, batch)
-    assert found.profiler is not None
-    assert found.profiler.kineto_results is not None
     changes = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = most = 0
     for event in sorted(changes, key=lambda event: event.start_ns()):

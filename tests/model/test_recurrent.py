@@ -9,16 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.batch import Batch, Mask
-from lmtool.model import DecodeState, build
+from lmtool.model import build
 from lmtool.model.layers.cells import Cell, TextLayout, build_cell
 from lmtool.model.layers.memory_attention import MemoryAttention, past_mask, selection_weights
-from lmtool.model.layers.observing import record_attention_weights
-from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.model.state import KeyValueCache
 from lmtool.recipe.spec.recurrent import Recurrent
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, alignments, built, spec
 from tests.reference import recurrent as reference
-from tests.support.cases import nightly_but
 from tests.support.recurrent import EXACT, SCORES, tokens
 
 cells = pytest.mark.parametrize(("cell", "nonlinearity"), CELLS, ids=[f"{c}-{n}" for c, n in CELLS])
@@ -135,11 +132,6 @@ def test_packed_texts_equal_each_text_alone(
         assert not out[~keep_BT].any(), "padding gets zeros"
 
 
-def test_rows_that_are_full_are_not_packed() -> None:
-    assert TextLayout.from_masks_unless_full(tokens(2, 3), None, None) is None
-    assert TextLayout.from_masks_unless_full(tokens(2, 3), torch.ones(2, 3, dtype=torch.bool), None) is None
-
-
 @cells
 def test_a_recurrence_is_float32_under_autocast(cell: str, nonlinearity: str) -> None:
     own = cell_of(cell, nonlinearity).float()
@@ -181,7 +173,6 @@ def test_hard_choices_take_the_gradient_of_the_softmax(select: str) -> None:
         score = torch.linspace(-1, 1, 30).double().view(2, 3, 5).requires_grad_()
         weights = selection_weights(score, allowed, how, 2)
         (weights * value).sum().backward()
-        assert score.grad is not None
         gradients.append(score.grad)
     torch.testing.assert_close(*gradients)
     assert gradients[0].any()
@@ -204,7 +195,6 @@ def test_a_memory_is_read_in_float32_under_autocast(score: str) -> None:
 def test_a_memory_of_past_states_equals_the_loop(attention: dict[str, Any], tied: bool) -> None:
     of = spec(cell="gru", attention={"k": 3, **attention}, tie_embeddings=tied)
     model = built(of)
-    assert isinstance(model, RecurrentDecoder)
     weights, tokens_BT = Weights(model, of), tokens(2, 9)
     logits = model.logits(model(Batch(tokens_BT)).hidden_BTD).detach()
     aligned = alignments(model, Batch(tokens_BT)).detach()
@@ -227,7 +217,6 @@ def test_a_memory_of_past_states_equals_the_loop(attention: dict[str, Any], tied
 def test_a_decoder_equals_the_loop(cell: str, nonlinearity: str, tied: bool) -> None:
     of = spec(cell=cell, nonlinearity=nonlinearity, tie_embeddings=tied, head_bias=tied, n_layers=3)
     model = built(of)
-    assert isinstance(model, RecurrentDecoder)
     weights, tokens_BT = Weights(model, of), tokens(2, 9)
     logits, layers = model.logits(model(Batch(tokens_BT)).hidden_BTD).detach(), model.layer_outputs(Batch(tokens_BT))
     for row in range(2):
@@ -236,18 +225,6 @@ def test_a_decoder_equals_the_loop(cell: str, nonlinearity: str, tied: bool) -> 
         np.testing.assert_allclose(logits[row], weights.logits(every[-1]), **EXACT)
         for layer, wanted in zip(layers, [xs, *every], strict=True):
             np.testing.assert_allclose(layer[row].detach(), np.stack(wanted), **EXACT)
-
-
-def test_states_stay_small_without_a_memory_and_grow_with_one() -> None:
-    for attention, grows in ((None, False), ({"select": "soft"}, True)):
-        model = built(spec(attention=attention))
-        state = model.initial_state(Batch(tokens(2, 1)))
-        for length in (4, 9):
-            _, state = model.forward_incremental(tokens(2, length - state.length), state)
-            assert all(part.shape == (2, 6) for layer in state.layers[:2] for part in layer)
-            assert isinstance(state.layers[-1], KeyValueCache) == grows
-            if grows:
-                assert state.layers[-1][0].shape == state.layers[-1][1].shape == (2, 1, length, 6)
 
 
 def test_dropout_is_of_embeddings_between_layers_and_of_outputs() -> None:
@@ -260,100 +237,4 @@ def test_dropout_is_of_embeddings_between_layers_and_of_outputs() -> None:
     assert not torch.allclose(hidden[kept], 2 * plain[kept], rtol=0.1), "what it read was dropped as well"
 
 
-def test_a_decoder_without_attention_has_no_alignments() -> None:
-    model = built(spec())
-    assert isinstance(model, RecurrentDecoder)
-    with record_attention_weights(model) as weights:
-        model(Batch(tokens(1, 2)))
-    assert not weights
-
-
-@pytest.mark.parametrize(
-    "changes",
-    nightly_but(
-        [{"cell": cell, "nonlinearity": nonlinearity} for cell, nonlinearity in CELLS]
-        + [{"attention": {"score": score}, "tie_embeddings": i % 2 == 0} for i, score in enumerate(SCORES)]
-        + [{"attention": {"select": select}} for select in ("hard", "multi-hot", "sum", "mean")],
-        0,
-        3,
-        7,
-        10,
-    ),
-    ids=str,
-)
-def test_one_batch_is_learnt_by_heart(changes: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    model = build(spec(d_model=32, n_layers=1, **changes), VOCAB)
-    batch = Batch(tokens(4, 12))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(150):
-        logits = model.logits(model(batch).hidden_BTD)[:, :-1].flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, batch.tokens_BT[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if loss.item() < 0.1:
-            return
-    pytest.fail(f"the loss is {loss.item()}")
-
-
 # Reading in parts, padding, packed rows
-
-DECODERS: dict[str, dict[str, Any]] = {
-    **{f"{cell}-{nonlinearity}": {"cell": cell, "nonlinearity": nonlinearity} for cell, nonlinearity in CELLS},
-    **{"-".join(attention.values()): {"attention": {"k": 2, **attention}} for attention in SELECTIONS},
-    "elmo": {"shape": "bidirectional"},
-}
-decoders = pytest.mark.parametrize("changes", DECODERS.values(), ids=list(DECODERS))
-
-
-@decoders
-def test_chunks_of_rows_that_come_and_go_equal_one_pass(changes: dict[str, Any]) -> None:
-    model = built(spec(**changes))
-    texts = [tokens(1, length + 6, seed=length) for length in (2, 5, 3)]
-    states = [model.forward_incremental(text[:, :-6], model.initial_state(Batch(text)))[1] for text in texts]
-    state = DecodeState.join_rows(states)
-    step = torch.cat([text[:, -6:] for text in texts])
-    one, state = model.forward_incremental(step[:, :1], state)
-    two, state = model.forward_incremental(step[:, 1:4], state)
-    picked = torch.tensor([2, 0, 2])
-    three, state = model.forward_incremental(step[picked, 4:], state.select_rows(picked.tolist()).trim_common_padding())
-    for row, text in enumerate(texts):
-        whole = model(Batch(text)).hidden_BTD[0, -6:]
-        torch.testing.assert_close(torch.cat((one, two), 1)[row], whole[:4], **EXACT)
-        for place in (picked == row).nonzero()[:, 0]:
-            torch.testing.assert_close(three[place], whole[4:], **EXACT)
-
-
-@decoders
-def test_padding_and_neighbours_in_a_row_change_nothing(changes: dict[str, Any]) -> None:
-    model = built(spec(**changes))
-    keep_BT = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 0, 1, 0, 0], [0] * 9]).bool()
-    documents_BT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 2, 2], [0, 0, 3, 3, 3, 3, 4, 4, 4], [0] * 9])
-    tokens_BT = tokens(3, 9)
-    padded = model(Batch(tokens_BT, keep_BT=keep_BT)).hidden_BTD
-    packed = model(Batch(tokens_BT, keep_BT=keep_BT, documents_BT=documents_BT)).hidden_BTD
-    full = model(Batch(tokens_BT, documents_BT=documents_BT)).hidden_BTD
-    assert torch.isfinite(padded).all()
-    for row in range(2):
-        kept = keep_BT[row]
-        torch.testing.assert_close(padded[row, kept], model(Batch(tokens_BT[row, kept][None])).hidden_BTD[0], **EXACT)
-        for number in documents_BT[row].unique():
-            inside = documents_BT[row] == number
-            alone = model(Batch(tokens_BT[row, inside][None])).hidden_BTD[0]
-            torch.testing.assert_close(full[row, inside], alone, **EXACT)
-            if (inside & kept).any():
-                alone = model(Batch(tokens_BT[row, inside & kept][None])).hidden_BTD[0]
-                torch.testing.assert_close(packed[row, inside & kept], alone, **EXACT)
-
-
-@decoders
-def test_a_token_changes_nothing_before_it(changes: dict[str, Any]) -> None:
-    model = built(spec(**changes))
-    one = tokens(1, 8)
-    two = one.clone()
-    two[0, 4] = (two[0, 4] + 1) % VOCAB
-    before, after = (model(Batch(row)).hidden_BTD[0] for row in (one, two))
-    torch.testing.assert_close(before[:4], after[:4], **EXACT)
-    assert not torch.allclose(before[4:], after[4:])

@@ -20,7 +20,6 @@ def two_models(model: BidirectionalLanguageModel, **changes: Any) -> list[Recurr
     halves = []
     for name in ("forth", "back"):
         half = build(spec(**changes), VOCAB).double().eval()
-        assert isinstance(half, RecurrentDecoder)
         weights = {key.replace(f"{name}.", "rnn."): w for key, w in model.state_dict().items()}
         half.load_state_dict({key: w for key, w in weights.items() if key in half.state_dict()})
         halves.append(half)
@@ -32,7 +31,6 @@ def two_models(model: BidirectionalLanguageModel, **changes: Any) -> list[Recurr
 def test_it_is_two_models_one_of_which_reads_the_reversed_text(cell: str, nonlinearity: str, tied: bool) -> None:
     changes = {"cell": cell, "nonlinearity": nonlinearity, "tie_embeddings": tied}
     model = built(spec(shape="bidirectional", **changes))
-    assert isinstance(model, BidirectionalLanguageModel)
     forth, back = two_models(model, **changes)
     batch, reversed_batch = Batch(tokens(2, 8)), Batch(tokens(2, 8).flip(1))
     torch.testing.assert_close(model(batch).hidden_BTD, forth(batch).hidden_BTD, **EXACT)
@@ -59,7 +57,6 @@ def test_a_residual_layer_adds_what_it_reads() -> None:
 
 def test_padding_and_neighbours_in_a_row_change_no_layer() -> None:
     model = built(spec(shape="bidirectional"))
-    assert isinstance(model, BidirectionalLanguageModel)
     keep_BT = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0]]).bool()
     documents_BT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]])
     tokens_BT = tokens(1, 8)
@@ -74,7 +71,6 @@ def test_padding_and_neighbours_in_a_row_change_no_layer() -> None:
 
 def test_a_backward_state_sees_no_token_before_it() -> None:
     model = built(spec(shape="bidirectional"))
-    assert isinstance(model, BidirectionalLanguageModel)
     one = tokens(1, 8)
     two = one.clone()
     two[0, 3] = (two[0, 3] + 1) % VOCAB
@@ -95,6 +91,5 @@ def test_a_mix_equals_the_paper() -> None:
     wanted = reference.scalar_mix([h.numpy() for h in layers], [0.5, -1.0, 2.0], 1.7)
     np.testing.assert_allclose(mix(layers).detach(), wanted, **EXACT)
     mix(layers).square().sum().backward()
-    assert mix.gamma.grad is not None
-    assert mix.scalars_L.grad is not None
+    assert mix.gamma.grad.any()
     assert mix.scalars_L.grad.any()

@@ -7,99 +7,69 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
-from lmtool.model import DecodeState, build
+from lmtool.model import build
 from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
-from lmtool.model.state import Memory
 from lmtool.recipe.spec.recurrent import Recurrent
 from tests.model.recurrent_weights import CELLS, VOCAB, alignments, built, spec
 from tests.support.cases import nightly_but
 from tests.support.recurrent import EXACT, SCORES, by_loops, tokens
 
-ATTENTIONS: dict[str, Any] = {
-    "none": None,
-    **{f"luong-{score}": {"score": score} for score in SCORES},
-    **{f"bahdanau-{score}": {"score": score, "feed": "input"} for score in SCORES},
-}
-attentions = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=list(ATTENTIONS))
-directions = pytest.mark.parametrize("both", [False, True], ids=["forth", "both"])
+ATTENTIONS: list[dict[str, Any] | None] = [
+    None,
+    *({"score": score} for score in SCORES),
+    *({"score": score, "feed": "input"} for score in SCORES),
+]
 
 
 def seq2seq(**changes: Any) -> tuple[RecurrentEncoderDecoder, Recurrent]:
     of = spec(shape="encoder-decoder", **changes)
     model = built(of)
-    assert isinstance(model, RecurrentEncoderDecoder)
     return model, of
 
 
-@attentions
-@directions
-@pytest.mark.parametrize("cell", nightly_but(["rnn", "gru", "lstm"], "gru"))
-def test_it_equals_the_loop(attention: Any, both: bool, cell: str) -> None:
-    model, of = seq2seq(cell=cell, attention=attention, bidirectional_encoder=both)
+CASES: list[dict[str, Any]] = [
+    {"attention": attention, "bidirectional_encoder": both, "cell": cell}
+    for cell in ("gru", "rnn", "lstm")
+    for both in (False, True)
+    for attention in ATTENTIONS
+]
+CASES += [
+    {"cell": cell, "nonlinearity": nonlinearity, "attention": {"feed": feed}, "n_layers": n, "tie_embeddings": tied}
+    for cell, nonlinearity in CELLS
+    for feed in ("output", "input")
+    for n, tied in ((1, True), (3, False))
+]
+
+
+N = len(ATTENTIONS)
+DAILY = [*range(2 * N), 5 * N, *range(6 * N, len(CASES))]
+"""Those of GRUs, an LSTM that reads in both directions, and each cell with any number of layers and any head."""
+
+
+@pytest.mark.parametrize("changes", nightly_but(CASES, *DAILY), ids=str)
+def test_it_equals_the_loop(changes: dict[str, Any]) -> None:
+    model, of = seq2seq(**changes)
     tokens_BT, source_BS = tokens(2, 7), tokens(2, 5, seed=1)
     batch = Batch(tokens_BT, source_BS=source_BS)
     logits = model.logits(model(batch).hidden_BTD).detach()
     for row in range(2):
         wanted, aligned = by_loops(model, of, source_BS[row], tokens_BT[row])
         np.testing.assert_allclose(logits[row], wanted, **EXACT)
-        if attention is not None:
+        if of.attention is not None:
             np.testing.assert_allclose(alignments(model, batch)[row].detach(), aligned, **EXACT)
 
 
-@pytest.mark.parametrize(("cell", "nonlinearity"), CELLS)
-@pytest.mark.parametrize("feed", ["output", "input"])
-@pytest.mark.parametrize("n_layers", [1, 3])
-@pytest.mark.parametrize("tied", [True, False])
-def test_any_cell_any_number_of_layers_any_head(
-    cell: str, nonlinearity: str, feed: str, n_layers: int, tied: bool
-) -> None:
-    model, of = seq2seq(
-        cell=cell, nonlinearity=nonlinearity, attention={"feed": feed}, n_layers=n_layers, tie_embeddings=tied
-    )
-    tokens_BT, source_BS = tokens(1, 6), tokens(1, 4, seed=1)
-    logits = model.logits(model(Batch(tokens_BT, source_BS=source_BS)).hidden_BTD)[0].detach()
-    np.testing.assert_allclose(logits, by_loops(model, of, source_BS[0], tokens_BT[0])[0], **EXACT)
-
-
-@attentions
-@directions
-def test_padding_of_sources_and_targets_changes_nothing(attention: Any, both: bool) -> None:
-    """Left, right and inner padding; an all-padding source gets no attention."""
-    model, _ = seq2seq(attention=attention, bidirectional_encoder=both)
-    source_keep = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
-    keep = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
-    source_BS, tokens_BT = tokens(3, 6, seed=2), tokens(3, 5)
-    hidden = model(Batch(tokens_BT, keep_BT=keep, source_BS=source_BS, source_keep_BS=source_keep)).hidden_BTD
-    assert torch.isfinite(hidden).all()
-    for row in range(2):
-        alone = Batch(tokens_BT[row, keep[row]][None], source_BS=source_BS[row, source_keep[row]][None])
-        torch.testing.assert_close(hidden[row, keep[row]], model(alone).hidden_BTD[0], **EXACT)
-    if attention is not None:
-        weights = alignments(model, Batch(tokens_BT, source_BS=source_BS, source_keep_BS=source_keep))
-        assert not weights[~source_keep[:, None].expand_as(weights)].any()
-        torch.testing.assert_close(weights[:2].sum(-1), torch.ones(2, 5).double())
-        assert not weights[2].any()
-
-
-@attentions
-@directions
-def test_cached_decoding_equals_the_forward_pass(attention: Any, both: bool) -> None:
-    """In any chunks, with rows of several sources joined, selected and duplicated."""
-    model, _ = seq2seq(attention=attention, bidirectional_encoder=both)
-    rows = [(tokens(1, 8, seed=i), tokens(1, length, seed=10 + i)) for i, length in enumerate((4, 2, 6))]
-    states = [model.initial_state(Batch(target[:, :1], source_BS=source)) for target, source in rows]
-    state = DecodeState.join_rows(states)
-    assert isinstance(state.layers[-1], Memory) == (attention is not None)
-    tokens_BT = torch.cat([target for target, _ in rows])
-    one, state = model.forward_incremental(tokens_BT[:, :3], state)
-    picked = torch.tensor([2, 0, 0, 1])
-    two, _ = model.forward_incremental(tokens_BT[picked, 3:], state.select_rows(picked.tolist()))
-    for row, (target, source) in enumerate(rows):
-        whole = model(Batch(target, source_BS=source)).hidden_BTD[0]
-        torch.testing.assert_close(one[row], whole[:3], **EXACT)
-        for place in (picked == row).nonzero()[:, 0]:
-            torch.testing.assert_close(two[place], whole[3:], **EXACT)
+@pytest.mark.parametrize("attention", ATTENTIONS[1:], ids=str)
+def test_padding_of_a_source_gets_no_attention(attention: dict[str, Any]) -> None:
+    """Not even where a source is nothing but padding."""
+    model, _ = seq2seq(attention=attention, bidirectional_encoder=True)
+    keep_BS = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
+    batch = Batch(tokens(3, 5), source_BS=tokens(3, 6, seed=2), source_keep_BS=keep_BS)
+    weights = alignments(model, batch)
+    assert not weights[~keep_BS[:, None].expand_as(weights)].any()
+    torch.testing.assert_close(weights[:2].sum(-1), torch.ones(2, 5).double())
+    assert torch.isfinite(model(batch).hidden_BTD).all()
 
 
 def test_without_attention_only_the_last_state_is_seen() -> None:
@@ -143,7 +113,6 @@ def test_it_learns_to_reverse(feed: str) -> None:
         attention={"score": "additive", "feed": feed},
     )
     model = build(of, VOCAB)
-    assert isinstance(model, RecurrentEncoderDecoder)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for step in range(250):
         source_BS = tokens(32, 6, seed=step)

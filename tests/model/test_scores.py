@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.batch import Batch
+from lmtool.batch import Mask
+from lmtool.model.layers.attention import AttentionOp
+from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.layers.scores import Score, build_score
 from tests.reference import attention as reference
 from tests.support import tiny
@@ -20,7 +22,7 @@ def weights_of(score: Score, head: int) -> list[np.ndarray]:
 @pytest.mark.parametrize(("kind", "hidden"), [*((kind, H) for kind in KINDS), ("additive", 7), ("additive", 1)])
 def test_scores_equal_loops(kind: str, hidden: int) -> None:
     torch.manual_seed(0)
-    score = build_score(kind, N, H, R, hidden).double()  # type: ignore[arg-type]
+    score = build_score(kind, N, H, R, hidden).double()
     q, k = torch.randn(B, N, T, H, dtype=torch.float64), torch.randn(B, N, S, H, dtype=torch.float64)
     found = score(q, score.transform_keys(k)).detach()
     assert found.shape == (B, N, T, S)
@@ -34,30 +36,19 @@ def test_scores_equal_loops(kind: str, hidden: int) -> None:
 def test_attention_heads_use_their_score(kind: str, grad: bool) -> None:
     """One causal layer of attention, computed by hand from its own projections."""
     model = tiny.model(n_layers=1, score=kind, position={"kind": "none"})
-    mixer = model.stack.sublayers[0].mixer  # type: ignore[union-attr, index]
+    mixer = model.stack.sublayers[0].mixer
     x = torch.randn(1, 6, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    from lmtool.batch import Mask
-    from lmtool.model.layers.attention import AttentionOp
-
-    with torch.set_grad_enabled(grad):
-        found, _, _ = mixer(x, AttentionOp(Mask(causal=True), 6, torch.arange(6, device=x.device)[None]), None)  # type: ignore[operator]
-    q, k, v = (part.view(6, 4, 4).detach().numpy() for part in mixer.qkv.split_outputs(x))  # type: ignore[union-attr, operator]
+    with torch.set_grad_enabled(grad), record_attention_weights(mixer) as observed:
+        found, _, _ = mixer(x, AttentionOp(Mask(causal=True), 6, torch.arange(6)[None]), None)
+    q, k, v = (part.view(6, 4, 4).detach().numpy() for part in mixer.qkv.split_outputs(x))
     heads = []
     for head in range(4):
-        weights = weights_of(mixer.score, head)  # type: ignore[arg-type]
+        weights = weights_of(mixer.score, head)
         scores = [[reference.score(kind, q[t, head], k[s, head], weights) for s in range(6)] for t in range(6)]
         seen = [[s <= t for s in range(6)] for t in range(6)]
         heads.append(reference.attend(scores, v[:, head], seen))
+        (weights_BNTS,) = observed.values()
+        np.testing.assert_allclose(tiny.array(weights_BNTS[0, head]) @ v[:, head], heads[-1], rtol=1e-9)
     joined = torch.from_numpy(np.concatenate(heads, 1))
-    wanted = mixer.out(joined)  # type: ignore[operator, union-attr]
+    wanted = mixer.out(joined)
     torch.testing.assert_close(found[0], wanted, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_of_scores_get_gradients(kind: str) -> None:
-    model = tiny.model(score=kind, rank=2 if kind == "reduced-rank" else None)
-    batch = Batch(tiny.tokens(2, 8))
-    model.logits(model(batch).hidden_BTD).logsumexp(-1).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().max() > 0, name

@@ -21,7 +21,7 @@ def chain(n_tags: int = 3) -> tuple[LinearChainCrf, tuple[np.ndarray, np.ndarray
     layer = LinearChainCrf(n_tags).double()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
-    return layer, tuple(p.detach().numpy() for p in (layer.start_C, layer.end_C, layer.transition_PC))  # type: ignore
+    return layer, tuple(p.detach().numpy() for p in (layer.start_C, layer.end_C, layer.transition_PC))
 
 
 def scored(n_tags: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -6,17 +6,10 @@ import pytest
 import torch
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.model import HiddenOutput, LanguageModel, build
-from lmtool.model.heads import Classifier
-from lmtool.model.recurrent import BidirectionalLanguageModel
-from lmtool.model.word_vectors import SkipGramModel
+from lmtool.model import HiddenOutput, LanguageModel
 from lmtool.objective import Objective
-from lmtool.objective import build_objective_for_vocabulary as build_objective
-from lmtool.recipe.spec.objective import Classification
-from lmtool.recipe.spec.recipe import Recipe
 from tests.support import tiny
-from tests.support.heads import HEAD, LABELS, MODEL
-from tests.support.vocabularies import COUNTED as VOCABULARY
+from tests.support.heads import HEAD, LABELS, MODEL, built
 
 PRICE_B = torch.tensor([3.0, 0.5, 7.0], dtype=torch.float64)
 TARGETS = [[9, IGNORE, 10, 11, IGNORE, IGNORE], [9, 10, 11, 12, 9, 10], [IGNORE] * 6]
@@ -45,31 +38,16 @@ def take(model: LanguageModel) -> None:
     price_B = torch.nn.Parameter(PRICE_B.clone())
     model.register_parameter("price_B", price_B)
     forward, layers = model.forward, model.layer_outputs_and_auxiliary
-    model.forward = lambda batch: HiddenOutput(forward(batch).hidden_BTD, price_B)  # type: ignore[method-assign]
-    model.layer_outputs_and_auxiliary = lambda batch: (layers(batch)[0], price_B)  # type: ignore[method-assign]
+    model.forward = lambda batch: HiddenOutput(forward(batch).hidden_BTD, price_B)
+    model.layer_outputs_and_auxiliary = lambda batch: (layers(batch)[0], price_B)
 
 
 def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:
-    of, objective, more = CASES[case]
-    recipe = Recipe.model_validate(
-        {
-            "model": of,
-            "objective": objective,
-            "tokenizer": {"kind": "bpe", "sentinels": 2},
-            "training": {"steps": 1, "batch_size": 3},
-        }
-    )
-    torch.manual_seed(0)
-    model = body = build(recipe.model, tiny.VOCAB)
-    if isinstance(recipe.objective, Classification):
-        model = Classifier(body, recipe.objective, recipe.model)
-    take(body)
-    targets = None if isinstance(recipe.objective, Classification) else torch.tensor(TARGETS)
-    return (
-        model.double(),
-        build_objective(recipe, VOCABULARY),
-        Batch(tiny.tokens(3, 6), targets, **more),
-    )
+    of, spec, more = CASES[case]
+    model, objective = built(of, spec)
+    take(getattr(model, "body", model))
+    targets = None if spec["kind"] == "classification" else torch.tensor(TARGETS)
+    return model.double(), objective, Batch(tiny.tokens(3, 6), targets, **more)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -83,19 +61,17 @@ def test_a_row_pays_its_price_for_each_target_when_it_is_trained_on(case: str) -
     torch.testing.assert_close(gradient_B, n_B.double())
 
 
-def test_a_language_model_beside_a_head_pays_once() -> None:
-    of, head, more = CASES["class"]
-    recipe = {"model": of, "objective": {**head, "lm_weight": 0.5}, "training": {"steps": 1, "batch_size": 3}}
-    parsed = Recipe.model_validate(recipe)
-    assert isinstance(parsed.objective, Classification)
-    body = build(parsed.model, tiny.VOCAB)
-    model = Classifier(body, parsed.objective, parsed.model)
-    batch = Batch(tiny.tokens(3, 6), torch.tensor(TARGETS), **more)
-    objective = build_objective(parsed, VOCABULARY)
+def paid(model: LanguageModel, objective: Objective, batch: Batch, body: LanguageModel | None = None) -> float:
+    """What an auxiliary loss adds to the loss of a batch."""
     without = objective.loss(model, batch).total
-    take(body)
-    paid = (objective.loss(model, batch).total - without).detach()
-    assert float(paid) == pytest.approx(float(PRICE_B.sum()), rel=1e-4)
+    take(body or model)
+    return float((objective.loss(model, batch).total - without).detach())
+
+
+def test_a_language_model_beside_a_head_pays_once() -> None:
+    model, objective = built(MODEL, {**HEAD, "lm_weight": 0.5})
+    batch = Batch(tiny.tokens(3, 6), torch.tensor(TARGETS), **LABELS)
+    assert paid(model, objective, batch, model.body) == pytest.approx(float(PRICE_B.sum()), rel=1e-4)
 
 
 def test_whether_texts_follow_each_other_is_asked_besides() -> None:
@@ -114,42 +90,19 @@ def test_measuring_a_text_costs_nothing() -> None:
 
 
 def test_both_directions_pay_for_their_own_targets() -> None:
-    recipe = Recipe.model_validate(
-        {
-            "model": {**tiny.RECURRENT, "shape": "bidirectional"},
-            "objective": {"kind": "bidirectional"},
-            "training": {"steps": 1, "batch_size": 3},
-        }
-    )
-    model = build(recipe.model, tiny.VOCAB)
-    assert isinstance(model, BidirectionalLanguageModel)
-    objective = build_objective(recipe, VOCABULARY)
+    model, objective = built({**tiny.RECURRENT, "shape": "bidirectional"}, {"kind": "bidirectional"})
     batch = Batch(tiny.tokens(3, 6), torch.tensor(TARGETS))
-    without = objective.loss(model, batch).total
-    backward = model.forward_right_to_left
+    without, backward = objective.loss(model, batch).total, model.forward_right_to_left
     take(model)
-    model.forward_right_to_left = lambda batch: HiddenOutput(backward(batch).hidden_BTD, PRICE_B)  # type: ignore[method-assign]
-    n_before_B = (objective.backward_targets(batch) != IGNORE).sum(1)  # type: ignore[attr-defined]
+    model.forward_right_to_left = lambda batch: HiddenOutput(backward(batch).hidden_BTD, PRICE_B)
+    n_before_B = (objective.backward_targets(batch) != IGNORE).sum(1)
     wanted = ((N_TARGETS_B + n_before_B) * PRICE_B).sum() / 2
-    paid = (objective.loss(model, batch).total - without).detach()
-    assert float(paid) == pytest.approx(float(wanted), rel=1e-4)
+    assert float((objective.loss(model, batch).total - without).detach()) == pytest.approx(float(wanted), rel=1e-4)
 
 
 def test_centres_pay_for_each_of_their_neighbours() -> None:
-    recipe = Recipe.model_validate(
-        {
-            "model": {"kind": "skipgram", "d_model": 6},
-            "objective": {"kind": "skip-gram", "negatives": 0},
-            "training": {"steps": 1, "batch_size": 3},
-        }
-    )
-    model = build(recipe.model, tiny.VOCAB)
-    assert isinstance(model, SkipGramModel)
-    objective = build_objective(recipe, VOCABULARY)
+    model, objective = built({"kind": "skipgram", "d_model": 6}, {"kind": "skip-gram", "negatives": 0})
     batch = Batch(tiny.tokens(3, 1), torch.tensor(TARGETS))
-    before = objective.loss(model, batch).total
-    torch.testing.assert_close(before, objective.score(model, batch).total)
-    take(model)
+    before = objective.score(model, batch).total
+    assert paid(model, objective, batch) == pytest.approx(float((N_TARGETS_B * PRICE_B).sum()), rel=1e-4)
     torch.testing.assert_close(objective.score(model, batch).total, before)
-    paid = (objective.loss(model, batch).total - before).detach()
-    assert float(paid) == pytest.approx(float((N_TARGETS_B * PRICE_B).sum()), rel=1e-4)

@@ -10,20 +10,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtool.batch import Batch
-from lmtool.model import LanguageModel, build
-from lmtool.model.heads import Classifier
-from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
+from lmtool.model import LanguageModel
 from lmtool.objective import Objective, cross_entropy, scheduled
-from lmtool.objective import build_objective_for_vocabulary as build_objective
 from lmtool.objective.distillation import DistillationObjective
-from lmtool.recipe.spec.objective import Classification, ReplacedTokens
-from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Distillation
-from lmtool.recipe.spec.transformer import Transformer
 from tests.support import tiny
 from tests.support.cases import nightly_but
-from tests.support.heads import HEAD, LABELS, MODEL
-from tests.support.vocabularies import COUNTED as VOCABULARY
+from tests.support.heads import HEAD, LABELS, MODEL, built
+from tests.support.vocabularies import COUNTED
 
 B, T, V, ROWS = 3, 40, 509, 4
 """ROWS of logits at once, of 120. No other tensor of a model has V as its last dimension, but for transposed tables."""
@@ -65,27 +59,13 @@ class Logits(TorchDispatchMode):
 
 
 def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:
-    of, objective, more = CASES[case]
-    recipe = Recipe.model_validate(
-        {
-            "model": {**of, "context": 64} if "context" in of else of,
-            "objective": objective,
-            "tokenizer": {"kind": "bpe", "sentinels": 2},
-            "training": {"steps": 1, "batch_size": B},
-        }
-    )
-    torch.manual_seed(0)
-    model = build(recipe.model, V)
-    if isinstance(recipe.objective, Classification):
-        model = Classifier(model, recipe.objective, recipe.model)
-    if isinstance(recipe.objective, ReplacedTokens):
-        assert isinstance(model, TransformerEncoder)
-        assert isinstance(recipe.model, Transformer)
-        model = ReplacedTokenDetector(model, recipe.objective, recipe.model)
-    built = build_objective(recipe, replace(VOCABULARY, size=V))
+    of, spec, more = CASES[case]
+    of = {**of, "context": 64} if "context" in of else of
+    model, objective = built(of, spec, replace(COUNTED, size=V))
     if case == "distillation":
-        built = DistillationObjective(built, Distillation(teacher="run"), build(recipe.model, V).eval(), None, V)
-    return model, built, Batch(tiny.tokens(B, T, vocab_size=V), TARGETS, **more)
+        teacher = built(of, spec, replace(COUNTED, size=V))[0].eval()
+        objective = DistillationObjective(objective, Distillation(teacher="run"), teacher, None, V)
+    return model, objective, Batch(tiny.tokens(B, T, vocab_size=V), TARGETS, **more)
 
 
 def peak(case: str, monkeypatch: pytest.MonkeyPatch, rows: int) -> int:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import build
-from lmtool.model.size import count_parameters
 from lmtool.model.word_vectors import GloveModel, PpmiModel, truncated_svd
 from lmtool.objective import Example, TextCutSettings, VocabularyInfo
 from lmtool.objective import build_objective_for_vocabulary as build_objective
@@ -100,12 +99,6 @@ def test_context_words_have_the_probability_of_the_factors():
     assert float(log_p) == pytest.approx(scores[9] - np.log(np.exp(scores).sum()), abs=1e-5)
 
 
-def test_counts_and_vectors_are_loaded_again():
-    model, fresh = counted(TEXT, 2), PpmiModel(Ppmi(kind="ppmi", d_model=6, window=2), V)
-    fresh.load_state_dict(model.state_dict())
-    assert all(torch.equal(tensor, fresh.state_dict()[name]) for name, tensor in model.state_dict().items())
-
-
 def test_glove_is_weighted_least_squares_of_logarithms():
     model = randomised(GloveModel(Glove(kind="glove", d_model=5), V))
     pairs = [(7, 8, 0.5), (9, 7, 250.0), (8, 8, 99.0), (12, 9, 3.0)]
@@ -156,9 +149,3 @@ def test_cbow_predicts_a_word_from_the_mean_of_its_context(negatives):
     loss.total.backward()
     by_centre = model.centres.weight.grad
     assert {i for i in range(V) if by_centre[i].any()} == {o for _, context, _ in windows for o in context}
-
-
-def test_its_size_is_known_from_the_recipe():
-    model = GloveModel(Glove(kind="glove", d_model=5), V)
-    assert count_parameters(Glove(kind="glove", d_model=5), V).parameters == sum(p.numel() for p in model.parameters())
-    assert count_parameters(Ppmi(kind="ppmi"), V).parameters == 0

@@ -44,47 +44,32 @@ def refused(tmp_path, monkeypatch):
 
 
 ACTIVATIONS = "relu, relu-squared, gelu, gelu-tanh, silu, swiglu, geglu or geglu-exact"
+COUNT = "is not a whole number above 0"
+SHARE = "is not a number of at least 0 and below 1"
+KINDS = "transformer, recurrent, ngram, skipgram, glove, ppmi or averaging"
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("n_layers: abc", "r.yaml:10: {}: 'abc' is not a whole number above 0"),
-        ("n_layers: 0", "r.yaml:10: {}: 0 is not a whole number above 0"),
-        ("n_layers: 2.5", "r.yaml:10: {}: 2.5 is not a whole number above 0"),
-        ("n_layers: 1e1", "r.yaml:10: {}: 10.0 is not a whole number above 0; write 10"),
-        ("n_layers: 1_000", "r.yaml:10: {}: '1_000' is not a whole number above 0; write 1000"),
-        ("n_layers: true", "r.yaml:10: {}: true is not a whole number above 0"),
-        ("n_layers:", "r.yaml:10: {}: null is not a whole number above 0"),
-        ("n_layers: [2]", "r.yaml:10: {}: [2] is not a whole number above 0"),
-        ("n_layers: {a: 2}", "r.yaml:10: {}: {{'a': 2}} is not a whole number above 0"),
-        ("dropout: 1", "r.yaml:10: {}: 1 is not a number of at least 0 and below 1"),
-        ("dropout: 10%", "r.yaml:10: {}: '10%' is not a number of at least 0 and below 1"),
-        ("dropout: .nan", "r.yaml:10: {}: nan is not a finite number"),
-        ("d_ff: x", "r.yaml:10: {}: 'x' is not a whole number of at least 0 or null"),
-        ("bias: on", "r.yaml:10: {}: 'on' is not true or false"),
-        ("bias: 1", "r.yaml:10: {}: 1 is not true or false"),
-        (
-            "activation: gelu_tanh",
-            "r.yaml:10: {}: 'gelu_tanh' is not " + ACTIVATIONS + "; did you mean gelu-tanh?",
-        ),
-        (
-            "activation: [a, b]",
-            "r.yaml:10: {}: ['a', 'b'] is not " + ACTIVATIONS,
-        ),
-        (
-            "kind: gelu",
-            "r.yaml:10: {}: 'gelu' is not transformer, recurrent, ngram, skipgram, glove, ppmi or averaging",
-        ),
-        ("norm: rms", "r.yaml:10: {}: 'rms' is not a mapping; write {{kind: rms}}"),
-        ("norm:", "r.yaml:10: {}: null is not a mapping; write its keys below it, or leave it out"),
-        ("init: 0.02", "r.yaml:10: {}: 0.02 is not a mapping; write its keys below it, or leave it out"),
-        ("position: learned", "r.yaml:10: {}: 'learned' is not a mapping; write {{kind: learned}}"),
-        ("n_layers: " + "9" * 4500, "r.yaml:10: {}: '" + "9" * 57 + "...' is not a whole number above 0"),
-        (
-            'activation: "\\e[31m"',
-            "r.yaml:10: {}: '\\x1b[31m' is not " + ACTIVATIONS,
-        ),
+        ("n_layers: abc", f"'abc' {COUNT}"),
+        ("n_layers: 2.5", f"2.5 {COUNT}"),
+        ("n_layers: 1e1", f"10.0 {COUNT}; write 10"),
+        ("n_layers: 1_000", f"'1_000' {COUNT}; write 1000"),
+        ("n_layers: true", f"true {COUNT}"),
+        ("n_layers:", f"null {COUNT}"),
+        ("n_layers: {a: 2}", f"{{'a': 2}} {COUNT}"),
+        ("n_layers: " + "9" * 4500, "'" + "9" * 57 + f"...' {COUNT}"),
+        ("dropout: 10%", f"'10%' {SHARE}"),
+        ("dropout: .nan", "nan is not a finite number"),
+        ("d_ff: x", "'x' is not a whole number of at least 0 or null"),
+        ("bias: on", "'on' is not true or false"),
+        ("activation: gelu_tanh", f"'gelu_tanh' is not {ACTIVATIONS}; did you mean gelu-tanh?"),
+        ("activation: [a, b]", f"['a', 'b'] is not {ACTIVATIONS}"),
+        ('activation: "\\e[31m"', f"'\\x1b[31m' is not {ACTIVATIONS}"),
+        ("kind: gelu", f"'gelu' is not {KINDS}"),
+        ("norm: rms", "'rms' is not a mapping; write {kind: rms}"),
+        ("norm:", "null is not a mapping; write its keys below it, or leave it out"),
     ],
 )
 def test_wrong_values_of_the_model(refused, line, message):
@@ -92,52 +77,32 @@ def test_wrong_values_of_the_model(refused, line, message):
     model = "\n".join(row for row in RECIPE.splitlines()[1:6] if not row.startswith(f"  {key}:"))
     text = "training: {steps: 1, batch_size: 1}\nmodel:\n" + model
     text += "\n" * (10 - len(text.splitlines())) + f"  {line}\n"
-    assert refused(text) == [message.format(f"model.{key}")]
+    assert refused(text) == [f"r.yaml:10: model.{key}: {message}"]
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("n_haeds: 4", "n_haeds: unknown key; known here: description"),
         ("optimiser: {lr: 1}", "optimiser: unknown key; did you mean optimizer?"),
         ("n_layers: 2", "n_layers: unknown key; did you mean model.n_layers?"),
-        ("1: 2", "1: unknown key; known here: description"),
         ('"\\e[0m": 2', "\\x1b[0m: unknown key; known here: description"),
-        ("optimizer: {kind: gelu}", "optimizer.kind: 'gelu' is not adam, adamw, sgd, muon or lbfgs"),
-        (
-            "schedule: {kind: consine}",
-            "schedule.kind: 'consine' is not constant, linear, cosine or inverse-square-root; did you mean cosine?",
-        ),
         ("schedule: {kind: [1]}", "schedule.kind: [1] is not constant, linear, cosine or inverse-square-root"),
         ("optimizer: [1]", "optimizer: [1] is not a mapping; write its keys below it, or leave it out"),
         ("optimizer: {kind: sgd}", "optimizer.lr: missing; a number above 0 and at most 1e+30"),
-        ("optimizer: {lr: abc}", "optimizer.lr: 'abc' is not a number above 0 and at most 1e+30"),
         ("optimizer: {lr: .inf}", "optimizer.lr: inf is not a finite number"),
         ("optimizer: {lr: 1" + "0" * 400 + "}", "optimizer.lr: the number is too large; at most 9007199254740992"),
         ("training: {tokens: 1e308}", "training: written twice"),
         ("tokenizer: {vocab_size: 0x" + "f" * 400 + "}", "tokenizer.vocab_size: the number is too large"),
         ("data: {mixture: {a.txt: -1e300}}", "data.mixture.a.txt: the number is too large"),
-        ("optimizer: {momentum: 0.5}", "optimizer.momentum: unknown key for kind adamw; sgd and muon have it"),
-        (
-            "optimizer: {kind: muon, adamw: {lr: -1}}",
-            "optimizer.adamw.lr: -1 is not a number above 0 and at most 1e+30",
-        ),
-        (
-            "optimizer: {kind: muon, adamw: {kind: adam}}",
-            "optimizer.adamw.kind: 'adam' is not adamw; did you mean adamw?",
-        ),
-        ("data: {train: 3}", "data.train: 3 is not text or a list of texts"),
+        ("optimizer: {kind: muon, adamw: {lr: -1}}", "optimizer.adamw.lr: -1 is not a number above 0"),
+        ("optimizer: {kind: muon, adamw: {kind: adam}}", "optimizer.adamw.kind: 'adam' is not adamw; did you mean"),
         ("data: {train: [a, 3]}", "data.train: ['a', 3] is not text or a list of texts"),
         ("data: {column: 3}", "data.column: 3 is not text"),
-        ('evaluation: {prompts: "\\ud800"}', "evaluation.prompts: holds a character that UTF-8 cannot encode"),
-        ('"\\ud800": 1', "\\ud800: holds a character that UTF-8 cannot encode"),
         ('"a\\udcffb": {kind: 2}', "a\\udcffb: holds a character that UTF-8 cannot encode"),
         ('data: {"\\ud800": 1}', "data.\\ud800: holds a character that UTF-8 cannot encode"),
         ('data: {mixture: {"\\ud800": 1}}', "data.mixture.\\ud800: holds a character"),
         ('optimizer: {kind: "\\ud800"}', "optimizer.kind: holds a character"),
-        ("description: {a: b}", "description: {'a': 'b'} is not text"),
         ("model: {}", "model: written twice, first in line 1"),
-        ("seed: -1", "seed: -1 is not a whole number of at least 0 and below 9007199254740992"),
         ("tokenizer: {sentinels: 4294967296}", "tokenizer.sentinels: 4294967296 is not a whole number"),
         ("tokenizer: {vocab_size: 3}", "tokenizer.vocab_size: 3 is not a whole number of at least 300"),
     ],
@@ -151,24 +116,10 @@ def test_wrong_parts(refused, line, message):
     ("old", "new", "message"),
     [
         ("  steps: 100\n", "", "r.yaml:7: training.steps: missing; a whole number above 0"),
-        (
-            "  kind: transformer\n",
-            "",
-            "r.yaml:1: model.kind: missing; transformer, recurrent, ngram, skipgram, glove, ppmi or averaging",
-        ),
+        ("  kind: transformer\n", "", f"r.yaml:1: model.kind: missing; {KINDS}"),
         ("training:\n  steps: 100\n  batch_size: 8\n", "", "r.yaml:1: training: missing; it needs steps, batch_size"),
         ("n_heads: 4", "n_heads: 3", "r.yaml:5: model.n_heads: 3 does not divide d_model 32"),
-        ("n_heads: 4", "n_heads: 4\n  n_kv_heads: 3", "r.yaml:6: model.n_kv_heads: 3 does not divide n_heads 4"),
-        (
-            "context: 16",
-            "context: 16\n  position: {size: 8}",
-            "r.yaml:6: model.context: 16 is longer than position.size 8",
-        ),
-        (
-            "d_model: 32\n  n_heads: 4",
-            "d_model: 33\n  n_heads: 3\n  position: {kind: sinusoidal}",
-            "r.yaml:4: model.d_model: 33 is odd; sinusoidal positions come in pairs",
-        ),
+        ("n_heads", "n_haeds", "r.yaml:5: model.n_haeds: unknown key; did you mean n_heads?"),
     ],
 )
 def test_missing_keys_and_sizes_that_do_not_fit(refused, old, new, message):
@@ -176,45 +127,30 @@ def test_missing_keys_and_sizes_that_do_not_fit(refused, old, new, message):
     assert refused(RECIPE.replace(old, new)) == [message]
 
 
-@pytest.mark.parametrize(
-    ("model", "objective", "message"),
-    [
-        ("{kind: averaging}", "{kind: classification}", "generative models, which averaging models are not"),
-        ("{kind: skipgram}", "{kind: skip-gram}", "generative models, which skipgram models are not"),
-        (
-            "{kind: transformer, shape: encoder, n_layers: 1, d_model: 8, n_heads: 2, context: 8}",
-            "{kind: classification}",
-            "a transformer encoder fills masks, which objective classification does not train",
-        ),
-    ],
-)
-def test_prompts_are_for_what_writes(refused, model, objective, message):
-    """Reported when the recipe is read, not when the first sample fails."""
-    text = f"training: {{steps: 1, batch_size: 1}}\nmodel: {model}\nobjective: {objective}\n"
-    (told,) = refused(text + "evaluation: {prompts: [a]}\n")
-    assert told.startswith("r.yaml:4: evaluation.prompts: are for generative models")
-    assert message in told
+ENCODER = "kind: transformer, shape: encoder, n_layers: 1, d_model: 8, n_heads: 2, context: 8"
 
 
 @pytest.mark.parametrize(
-    ("model", "objective"),
+    ("model", "objective", "writes"),
     [
-        ("{kind: ngram}", "{kind: causal}"),
-        ("{kind: recurrent, d_model: 8, context: 8}", "{kind: classification}"),
-        ("{kind: transformer, shape: encoder, n_layers: 1, d_model: 8, n_heads: 2, context: 8}", "{kind: masked}"),
-        ("{kind: recurrent, shape: encoder-decoder, d_model: 8, context: 8}", "{kind: seq2seq}"),
+        ("kind: averaging", "classification", False),
+        ("kind: skipgram", "skip-gram", False),
+        (ENCODER, "classification", False),
+        ("kind: ngram", "causal", True),
+        ("kind: recurrent, d_model: 8, context: 8", "classification", True),
+        (ENCODER, "masked", True),
+        ("kind: recurrent, shape: encoder-decoder, d_model: 8, context: 8", "seq2seq", True),
     ],
 )
-def test_what_writes_may_have_prompts(tmp_path, model, objective):
-    text = f"training: {{steps: 1, batch_size: 1}}\nmodel: {model}\nobjective: {objective}\n"
+def test_prompts_are_for_what_writes(tmp_path, model, objective, writes):
+    """Refused when the recipe is read, not when the first sample fails."""
+    text = f"training: {{steps: 1, batch_size: 1}}\nmodel: {{{model}}}\nobjective: {{kind: {objective}}}\n"
     (tmp_path / "r.yaml").write_text(text + "evaluation: {prompts: [a]}\n")
-    assert load(tmp_path / "r.yaml").recipe.evaluation.prompts == ("a",)
-
-
-def test_prompts_on_the_command_line_are_refused_as_well():
-    with pytest.raises(RecipeError, match=r"evaluation\.prompts: are for generative models") as caught:
-        load("dan", ["evaluation.prompts=a"])
-    assert caught.value.exit_code == 2
+    if writes:
+        assert load(tmp_path / "r.yaml").recipe.evaluation.prompts == ("a",)
+        return
+    with pytest.raises(RecipeError, match=r"r.yaml:4: evaluation\.prompts: "):
+        load(tmp_path / "r.yaml")
 
 
 def test_all_mistakes_at_once_in_the_order_of_the_file(refused):
@@ -257,12 +193,6 @@ def test_sizes_are_checked_beside_unknown_keys(refused):
     ]
 
 
-def test_a_typo_of_a_needed_key_is_one_mistake(refused):
-    assert refused(RECIPE.replace("n_heads", "n_haeds")) == [
-        "r.yaml:5: model.n_haeds: unknown key; did you mean n_heads?"
-    ]
-
-
 scraps = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | texts | st.sampled_from(["adamw", "rms", "auto"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["kind", "lr", "size", "x"]), inner),
@@ -296,54 +226,41 @@ def test_whatever_is_wrong_is_told_in_one_line_without_jargon(data):
 
 
 ROTARY = "model.position={kind: rotary}"
+YARN = "kind: yarn, factor: 2, original_context: 8"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "key"),
     [
-        (
-            ["model.head_width=5", ROTARY],
-            "head_width: 5 gives 5 rotated components a head",
-        ),
-        ([ROTARY, "model.position.share=0.1"], "gives 0 rotated components a head"),
-        ([ROTARY, "model.score=additive"], "score: additive transforms rotated queries and keys"),
-        ([ROTARY, "model.position.window_theta=100"], "window_theta: is for patterns with full_layers"),
-        (
-            [ROTARY, "model.position.theta=1", "model.position.scaling={kind: yarn, factor: 2, original_context: 8}"],
-            "theta: 1 is not above 1",
-        ),
+        (["model.head_width=5", ROTARY], "model.head_width"),
+        ([ROTARY, "model.position.share=0.1"], "model.position.share"),
+        ([ROTARY, "model.score=additive"], "model.score"),
+        ([ROTARY, "model.position.window_theta=100"], "model.position.window_theta"),
+        ([ROTARY, "model.position.theta=1", f"model.position.scaling={{{YARN}}}"], "model.position.theta"),
         (
             [ROTARY, "model.position.scaling={kind: llama3, factor: 2, original_context: 8, low_frequency: 4}"],
-            "low_frequency: 4.0 is not below high_frequency 4.0",
+            "model.position.scaling.low_frequency",
         ),
-        (
-            [ROTARY, "model.position.scaling={kind: yarn, factor: 2, original_context: 8, slow_turns: 64}"],
-            "slow_turns: 64.0 is not below fast_turns 32.0",
-        ),
-        (["model.pattern={kind: window, size: 3, full_layers: [9]}"], "pattern.full_layers: has layer 9"),
-        (
-            ["model.pattern={kind: window, size: 3, full_layers: [-1]}"],
-            "pattern.full_layers: [-1] is not a list of whole numbers of at least 0",
-        ),
-        (["model.qk_norm=head", "model.score=bilinear"], "qk_norm: head is for scores dot and scaled-dot"),
-        (["model.norm={kind: layer, unit_offset: true}"], "norm.unit_offset: is for norm.kind rms"),
-        (["model.norm={kind: rms, bias: true}"], "norm.bias: is for norm.kind layer"),
-        (["model.norm={place: post, first: false}"], "norm.first: is for norm.place pre"),
-        (["model.norm={place: post}", "model.parallel=true"], "parallel: sublayers have no residual sum each"),
-        (
-            ["model.position={kind: learned, size: 16, offset: 2}", "model.context=15"],
-            "context: 15 is longer than position.size 16 - position.offset 2",
-        ),
-        (["model.embedding_width=8", "model.tie_embeddings=true"], "model.tie_embeddings: needs model.head_transform"),
-        (["model.separate_inputs=true"], "separate_inputs: is for shape encoder-decoder"),
+        ([ROTARY, f"model.position.scaling={{{YARN}, slow_turns: 64}}"], "model.position.scaling.slow_turns"),
+        (["model.pattern={kind: window, size: 3, full_layers: [9]}"], "model.pattern.full_layers"),
+        (["model.pattern={kind: window, size: 3, full_layers: [-1]}"], "model.pattern.full_layers"),
+        (["model.qk_norm=head", "model.score=bilinear"], "model.qk_norm"),
+        (["model.norm={kind: layer, unit_offset: true}"], "model.norm.unit_offset"),
+        (["model.norm={kind: rms, bias: true}"], "model.norm.bias"),
+        (["model.norm={place: post, first: false}"], "model.norm.first"),
+        (["model.norm={place: post}", "model.parallel=true"], "model.parallel"),
+        (["model.position={kind: learned, size: 16, offset: 2}", "model.context=15"], "model.context"),
+        (["model.embedding_width=8", "model.tie_embeddings=true"], "model.tie_embeddings"),
+        (["model.separate_inputs=true"], "model.separate_inputs"),
     ],
 )
-def test_parts_of_a_transformer_that_do_not_fit(overrides, message):
+def test_parts_of_a_transformer_that_do_not_fit(overrides, key):
     small = ["model.n_layers=2", "model.d_model=16", "model.n_heads=4"]
     with pytest.raises(RecipeError) as refusal:
         load("tiny", [*small, *overrides])
-    assert message in str(refusal.value)
-    assert all(line.startswith("-s model.") for line in str(refusal.value).splitlines())
+    (line,) = refusal.value.mistakes
+    assert line.startswith("-s model.")
+    assert f" {key}: " in line
 
 
 @pytest.mark.parametrize(("objective", "fits"), [("embedding", True), ("classification", True), ("masked", False)])

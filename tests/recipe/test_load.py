@@ -11,13 +11,22 @@ from hypothesis import strategies as st
 from lmtool.errors import RecipeError, UsageError
 from lmtool.recipe.dump import iterate_values
 from lmtool.recipe.grammar import iterate_dotted_keys, specs_by_kind
-from lmtool.recipe.load import MAX_RECIPE_BYTES, Setting, find_recipe, load, load_run_recipe, shipped_recipes
+from lmtool.recipe.load import (
+    MAX_RECIPE_BYTES,
+    Setting,
+    find_recipe,
+    load,
+    load_run_recipe,
+    parse_settings,
+    shipped_recipes,
+)
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer
 from lmtool.recipe.spec.training import Linear, Muon, Sgd
 from tests.recipe.covering import covering
 from tests.support.cases import nightly_but
+from tests.support.errors import refuses
 from tests.support.examples import examples
 
 RECIPE = """\
@@ -69,47 +78,44 @@ def test_a_shipped_name_goes_before_a_file_of_that_name(file, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "where", "fix"),
+    ("name", "nearest"),
     [
-        ("tinny", "gpt2-124m", "did you mean tiny?"),
-        ("mone.yaml", "gpt2-124m", "did you mean mine.yaml?"),
-        ("nowhere/gpt-2.yaml", "gpt2-124m", "did you mean gpt"),
-        ("zzzzzz", "tiny", "give one of these, or a YAML file"),
-        ("z" * 1000, "tiny", "give one of these, or a YAML file"),
+        ("tinny", "did you mean tiny?"),
+        ("mone.yaml", "did you mean mine.yaml?"),
+        ("nowhere/gpt-2.yaml", "did you mean gpt"),
+        ("z" * 1000, ""),
     ],
 )
-def test_a_recipe_that_is_not_there_gives_the_nearest_names(file, name, where, fix):
+def test_a_recipe_that_is_not_there_gives_the_nearest_names(file, name, nearest):
     with pytest.raises(UsageError) as caught:
         load(name)
-    assert where in caught.value.where
-    assert caught.value.fix.startswith(fix[:-1])
+    assert caught.value.fix.startswith(nearest.rstrip("?"))
     assert len(caught.value.lines()) == 3
 
 
 def test_a_folder_is_not_a_recipe(tmp_path):
-    with pytest.raises(UsageError, match="is a folder"):
+    with refuses("usage"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "place"),
     [
-        (b"", "x.yaml: is empty; a recipe is a mapping of keys such as model and training"),
-        (b"# only words\n", "x.yaml: is empty; a recipe is a mapping of keys such as model and training"),
-        (b"- a\n", "x.yaml: holds a list; a recipe is a mapping of keys such as model and training"),
-        (b"To be, or not to be", "x.yaml: holds a text; a recipe is a mapping of keys such as model and training"),
-        (b"0x7f", "x.yaml: holds a number; a recipe"),
-        (b"true", "x.yaml: holds true or false; a recipe"),
-        (b"description: caf\xe9\n", "x.yaml: byte 16 is not UTF-8; a recipe is YAML text"),
-        (b"a: [1\n", "x.yaml:1:4: not YAML: a list that [ opened is not closed"),
-        (b"\n" * (MAX_RECIPE_BYTES + 1), "x.yaml: it has more than 1,000,000 bytes; a recipe is a short YAML file"),
+        (b"", "x.yaml"),
+        (b"# only words\n", "x.yaml"),
+        (b"- a\n", "x.yaml"),
+        (b"To be, or not to be", "x.yaml"),
+        (b"0x7f", "x.yaml"),
+        (b"description: caf\xe9\n", "x.yaml: byte 16"),
+        (b"a: [1\n", "x.yaml:1:4"),
+        (b"\n" * (MAX_RECIPE_BYTES + 1), "x.yaml"),
     ],
 )
-def test_a_file_that_is_no_recipe(tmp_path, monkeypatch, content, message):
+def test_a_file_that_is_no_recipe(tmp_path, monkeypatch, content, place):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.yaml").write_bytes(content)
     (line,) = mistakes("x.yaml")
-    assert line.startswith(message)
+    assert line.startswith(place)
 
 
 def test_what_a_link_leads_to_is_not_printed(tmp_path, monkeypatch):
@@ -134,17 +140,13 @@ def test_very_many_mistakes_are_counted(tmp_path, monkeypatch):
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path):
     (tmp_path / "x.yaml").write_text(RECIPE, encoding="utf-8-sig")
-    assert load(tmp_path / "x.yaml").recipe == load(tmp_path / "x.yaml").recipe
+    assert load(tmp_path / "x.yaml").recipe.description == "test"
 
 
 def test_precedence_and_origins(file):
-    resolved = load(
-        file,
-        [
-            *("training.steps=200", "training.batch_size=16", "training.batch_size=32", "data.column=body"),
-            *(Setting("training.steps", 300, "--steps"), Setting("data.train", ["a.txt"], "FILE")),
-        ],
-    )
+    overrides = ("training.steps=200", "training.batch_size=16", "training.batch_size=32", "data.column=body")
+    flags = [Setting("training.steps", 300, "--steps"), Setting("data.train", ["a.txt"], "FILE")]
+    resolved = load(file, parse_settings(overrides, flags))
     recipe, origins = resolved.recipe, resolved.origins
     assert (recipe.seed, origins["seed"]) == (1, "default")
     assert (recipe.model.d_model, origins["model.d_model"]) == (32, "mine.yaml:5")
@@ -161,21 +163,16 @@ def test_precedence_and_origins(file):
     [
         ("optimizer.lr=1e-4", lambda r: r.optimizer.lr, 1e-4),
         ("optimizer.lr=1", lambda r: r.optimizer.lr, 1.0),
-        ("training.clip_norm=null", lambda r: r.training.clip_norm, None),
         ("model.bias=false", lambda r: r.model.bias, False),
         (" training.steps = 7", lambda r: r.training.steps, 7),
         ("training.steps=+50", lambda r: r.training.steps, 150),
         ("optimizer.lr=+1e-3", lambda r: r.optimizer.lr, 2e-3),
-        ("evaluation.every=+50", lambda r: r.evaluation.every, 300),
         ("schedule.final_fraction=+.5", lambda r: r.schedule.final_fraction, 0.7),
         ("data.train=a.txt", lambda r: r.data.train, ("a.txt",)),
         ("data.train=[a.txt, 'b c.txt']", lambda r: r.data.train, ("a.txt", "b c.txt")),
         ("data.train=[ab]*.txt", lambda r: r.data.train, ("[ab]*.txt",)),
-        ("data.train=2024", lambda r: r.data.train, ("2024",)),
         ("data.train=a=b.txt", lambda r: r.data.train, ("a=b.txt",)),
-        ("evaluation.prompts=ROMEO:", lambda r: r.evaluation.prompts, ("ROMEO:",)),
         ("evaluation.prompts='ROMEO: # hi'", lambda r: r.evaluation.prompts, ("ROMEO: # hi",)),
-        ("evaluation.prompts=[]", lambda r: r.evaluation.prompts, ()),
         ("description=+5", lambda r: r.description, "+5"),
         ("description=null", lambda r: r.description, "null"),
         ("tokenizer={kind: file, path: t.json}", lambda r: r.tokenizer.path, "t.json"),
@@ -184,13 +181,10 @@ def test_precedence_and_origins(file):
         ("optimizer={kind: sgd}", lambda r: (r.optimizer.kind, r.optimizer.lr), ("sgd", 1e-3)),
         ("optimizer={}", lambda r: (r.optimizer.lr, r.optimizer.beta1), (1e-3, 0.8)),
         ("tuning.lora={}", lambda r: r.tuning.lora.rank, 8),
-        ("tuning={lora: {alpha: 2.0}}", lambda r: (r.tuning.lora.rank, r.tuning.lora.alpha), (8, 2.0)),
         ("tuning={lora.rank: 2}", lambda r: r.tuning.lora.rank, 2),
-        ("data.mixture={a.b: 2.0}", lambda r: r.data.mixture, {"a.b": 2.0}),
         ("data={mixture: {a.b: 2.0}}", lambda r: r.data.mixture, {"a.b": 2.0}),
         ("data.label_column=2024", lambda r: r.data.label_column, "2024"),
         ("data.label_column=null", lambda r: r.data.label_column, None),
-        ("data.delimiter=|", lambda r: r.data.delimiter, "|"),
     ],
 )
 def test_overrides(file, override, read, value):
@@ -229,50 +223,35 @@ def test_a_mapping_sets_its_keys_as_they_are_set_one_by_one(file, name):
         assert load(before, whole).recipe == written == load(name).recipe
 
 
-def test_relative_values_add_up_in_order(file):
-    resolved = load(file, ["training.steps=+50", "training.steps=+25"])
+def test_relative_values_add_up_in_order_and_values_inside_mappings_have_their_origin(file):
+    mapping = "optimizer={kind: sgd, lr: 0.1}"
+    resolved = load(file, ["training.steps=+50", "training.steps=+25", mapping])
     assert resolved.recipe.training.steps == 175
     assert resolved.origins["training.steps"] == "-s training.steps=+25"
-
-
-def test_a_value_inside_a_mapping_from_the_command_line_has_its_origin(file):
-    origins = load(file, ["optimizer={kind: sgd, lr: 0.1}"]).origins
-    assert origins["optimizer.lr"] == "-s optimizer={kind: sgd, lr: 0.1}"
+    assert resolved.origins["optimizer.lr"] == f"-s {mapping}"
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("steps=5", "unknown key; did you mean training.steps?"),
-        ("training.stpes=5", "unknown key; did you mean training.steps?"),
         ("optimiser.lr=5", "unknown key; did you mean optimizer.lr?"),
-        ("model.n_haeds=5", "unknown key; did you mean model.n_heads?"),
         ("training.steps.x=5", "unknown key; did you mean training.steps?"),
         ("x=5", "unknown key"),
         ("lr=5", "unknown key; did you mean optimizer.lr or optimizer.adamw.lr?"),
         ("training..steps=5", "unknown key; did you mean training.steps?"),
         ("training.steps", "write KEY=VALUE, such as training.steps=500"),
         ("=5", "write KEY=VALUE, such as training.steps=500"),
-        ("training.steps=abc", "training.steps: 'abc' is not a whole number above 0"),
         ("training.steps=", "training.steps: null is not a whole number above 0"),
         ("training.steps=1e3", "training.steps: 1000.0 is not a whole number above 0; write 1000"),
         ("training.steps=+abc", "training.steps: '+abc' is not a whole number above 0"),
         ("training.micro_batch=+4", "training.micro_batch: +4 adds to a number, and this is 'auto'"),
-        ("evaluation.patience=+4", "evaluation.patience: +4 adds to a number, and this is null"),
-        ("model.bias=+1", "model.bias: +1 adds to a number, and this is true"),
         ("optimizer=sgd", "optimizer: 'sgd' is not a mapping; write {kind: sgd}"),
-        ("optimizer.kind=sdg", "optimizer.kind: 'sdg' is not adam, adamw, sgd, muon or lbfgs; did you mean sgd?"),
         ("optimizer.momentum=0.9", "optimizer.momentum: unknown key for kind adamw; sgd and muon have it"),
-        (
-            "tokenizer.lowercase=true",
-            "tokenizer.lowercase: unknown key for kind bpe; wordpiece and char and word have it",
-        ),
         ("tokenizer.kind=file", "tokenizer.path: missing; text"),
         ("model.norm={knd: rms}", "model.norm.knd: unknown key; did you mean model.norm.kind?"),
         ("training.steps=[1", "not YAML: a list that [ opened is not closed"),
-        ("model.n_heads=5", "model.n_heads: 5 does not divide d_model 32"),
         ("model.d_model=5", "model.n_heads: 4 does not divide d_model 5"),
-        ("model.position.size=8", "model.context: 16 is longer than position.size 8"),
         ("model.position={size: 8}", "model.context: 16 is longer than position.size 8"),
         ("training.steps=5\x1b[31m", "not YAML: the character U+001B, which YAML does not allow"),
     ],
@@ -282,62 +261,31 @@ def test_mistakes_of_overrides_name_the_override(file, override, message):
     assert line == f"-s {override.replace(chr(27), chr(92) + 'x1b')}: {message}"
 
 
+ALONE = "kind: masked, next_sentence: false"
+PERMUTATION = f"objective={{{ALONE}, permutation: true}}"
+DECODER = ("model.shape=decoder", "model.n_segments=0", "model.next_sentence_head=false", "objective={kind: causal}")
+
+
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "key"),
     [
-        (["objective.sentence_order=true"], "sentence_order: swaps parts of a text, and next_sentence takes another"),
-        (["objective.span_boundary=true"], "span_boundary: is of masked spans; set spans too"),
-        (
-            ["objective={kind: masked, next_sentence: false, spans: {}, span_boundary: true}"],
-            "span_boundary_head: false leaves",
-        ),
-        (
-            ["objective={kind: masked, next_sentence: false, sentence_order: true}", "model.n_segments=0"],
-            "below 2, but objective.sentence_order",
-        ),
-        (
-            ["objective.permutation=true"],
-            "permutation: is for rows of one text without masks, and next_sentence is not",
-        ),
-        (
-            ["objective={kind: masked, next_sentence: false, permutation: true, mask_share: 0.5}"],
-            "permutation: replaces no token",
-        ),
-        (
-            [
-                "objective={kind: masked, next_sentence: false, permutation: true}",
-                "model.pattern={kind: window, size: 4}",
-            ],
-            "pattern.kind full",
-        ),
-        (
-            ["objective={kind: masked, next_sentence: false, permutation: true}", "evaluation.prompts=[a]"],
-            "trains without masks to fill",
-        ),
-        (
-            ["objective={kind: masked, next_sentence: false, permutation: true}", "distillation.teacher=last"],
-            "objective.permutation makes two",
-        ),
-        (["objective.whole_words=true", "tokenizer={kind: word}"], "tokenizer.kind word are whole words"),
-        (
-            ["objective={kind: replaced-tokens, whole_words: true}"],
-            "unknown key for kind replaced-tokens; masked has it",
-        ),
-        (
-            [
-                "model.shape=decoder",
-                "model.n_segments=0",
-                "model.next_sentence_head=false",
-                "objective={kind: causal}",
-                "model.span_boundary_head=true",
-            ],
-            "span_boundary_head: is for shape encoder, not for shape decoder",
-        ),
+        (["objective.sentence_order=true"], "objective.sentence_order"),
+        (["objective.span_boundary=true"], "objective.span_boundary"),
+        ([f"objective={{{ALONE}, spans: {{}}, span_boundary: true}}"], "model.span_boundary_head"),
+        ([f"objective={{{ALONE}, sentence_order: true}}", "model.n_segments=0"], "model.n_segments"),
+        (["objective.permutation=true"], "objective.permutation"),
+        ([f"objective={{{ALONE}, permutation: true, mask_share: 0.5}}"], "objective.permutation"),
+        ([PERMUTATION, "model.pattern={kind: window, size: 4}"], "model.pattern"),
+        ([PERMUTATION, "evaluation.prompts=[a]"], "evaluation.prompts"),
+        ([PERMUTATION, "distillation.teacher=last"], "distillation"),
+        (["objective.whole_words=true", "tokenizer={kind: word}"], "objective.whole_words"),
+        (["objective={kind: replaced-tokens, whole_words: true}"], "objective.whole_words"),
+        ([*DECODER, "model.span_boundary_head=true"], "model.span_boundary_head"),
     ],
 )
-def test_ways_of_masking_that_do_not_go_together(overrides, message):
+def test_ways_of_masking_that_do_not_go_together(overrides, key):
     (line,) = mistakes("bert-tiny", overrides)
-    assert message in line
+    assert key in line
 
 
 def test_mistakes_of_flags_name_the_flag(file):
@@ -449,18 +397,13 @@ def test_what_the_user_sets_is_not_overruled_by_the_recipe(overrides: list[str],
 
 
 def test_a_tokenizer_beside_the_recipe_is_found_from_elsewhere(tmp_path, monkeypatch):
+    """But the recipe of a run is read as it was written."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run/tokenizer.json").write_text("{}")
     recipe = tmp_path / "run/recipe.yaml"
     recipe.write_text(RECIPE + "tokenizer: {kind: file, path: tokenizer.json}\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert load("run/recipe.yaml").recipe.tokenizer.path == "run/tokenizer.json"
+    assert load_run_recipe(recipe).tokenizer.path == "tokenizer.json"
     (tmp_path / "tokenizer.json").write_text("{}")
     assert load("run/recipe.yaml").recipe.tokenizer.path == "tokenizer.json"
-
-
-def test_the_recipe_of_a_run_is_read_as_it_was_written(tmp_path, monkeypatch):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE + "tokenizer: {kind: file, path: tokenizer.json}\n", encoding="utf-8")
-    assert load_run_recipe(recipe).tokenizer.path == "tokenizer.json"

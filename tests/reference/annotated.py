@@ -3,6 +3,7 @@
 import math
 import re
 import string
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 
@@ -83,11 +84,7 @@ def squad_f1(predicted: str, answers: Sequence[str]) -> float:
         if not left or not right:
             scores.append(float(left == right))
             continue
-        rest, same = list(right), 0
-        for word in left:
-            if word in rest:
-                rest.remove(word)
-                same += 1
+        same = (Counter(left) & Counter(right)).total()
         if not same:
             scores.append(0.0)
             continue

@@ -83,13 +83,3 @@ def sigmoid_gradient(weight: Array, x: Array, label: int) -> tuple[float, Array]
     """-log p for p = s(w x) of label 1, 1 - p of label 0; its gradient -x + p x, and p x."""
     p = 1 / (1 + np.exp(-(weight @ x)))
     return (float(-np.log(p)), -x + p * x) if label else (float(-np.log(1 - p)), p * x)
-
-
-def scalar_mix(layers: Sequence[Array], scalars: Sequence[float], gamma: float) -> Array:
-    """ELMo_k = gamma sum_j s_j h_kj with s = softmax(scalars), for each position k."""
-    powers = [np.exp(scalar) for scalar in scalars]
-    found = np.zeros_like(layers[0])
-    for k in range(len(found)):
-        for power, h in zip(powers, layers, strict=True):
-            found[k] += gamma * power / sum(powers) * h[k]
-    return found

@@ -3,16 +3,10 @@
 import math
 from collections.abc import Sequence
 
+from tests.reference.losses import log_softmax
+from tests.reference.search import cosine
+
 Vector = Sequence[float]
-
-
-def cosine(a: Vector, b: Vector) -> float:
-    dot = sum(x * y for x, y in zip(a, b, strict=True))
-    return dot / math.sqrt(sum(x * x for x in a)) / math.sqrt(sum(y * y for y in b))
-
-
-def log_softmax_of(scores: Sequence[float], chosen: int) -> float:
-    return scores[chosen] - math.log(sum(math.exp(score) for score in scores))
 
 
 def ranking(rows: Sequence[Sequence[Vector]], scale: float) -> float:
@@ -21,7 +15,7 @@ def ranking(rows: Sequence[Sequence[Vector]], scale: float) -> float:
     for i, row in enumerate(rows):
         positives = [scale * cosine(row[0], other[1]) for other in rows]
         negatives = [scale * cosine(row[0], text) for other in rows for text in other[2:]]
-        total -= log_softmax_of(positives + negatives, i)
+        total -= log_softmax(positives + negatives)[i]
     return total / len(rows)
 
 
@@ -44,7 +38,7 @@ def supervised_contrastive(vectors: Sequence[Vector], labels: Sequence[int], sca
     for i, vector in enumerate(vectors):
         others = [j for j in range(len(vectors)) if j != i]
         scores = [scale * cosine(vector, vectors[j]) for j in others]
-        same = [log_softmax_of(scores, at) for at, j in enumerate(others) if labels[j] == labels[i]]
+        same = [log_softmax(scores)[at] for at, j in enumerate(others) if labels[j] == labels[i]]
         if same:
             means.append(-sum(same) / len(same))
     return sum(means) / len(means) if means else 0.0

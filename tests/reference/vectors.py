@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.reference.recurrent import scalar_mix
 from tests.reference.skipgram import sigmoid, softmax
 
 Matrix = NDArray[np.float64]
@@ -81,9 +82,4 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 
 def task_input(x: Matrix, layers: Sequence[Matrix], scalars: Sequence[float], gamma: float) -> Matrix:
     """[x_t; gamma sum_j s_j h_tj], s = softmax of the scalars (Peters et al. 2018)."""
-    powers = [np.exp(scalar) for scalar in scalars]
-    rows = []
-    for t, x_t in enumerate(x):
-        mixed = sum(power / sum(powers) * layer[t] for power, layer in zip(powers, layers, strict=True))
-        rows.append(np.concatenate([x_t, gamma * mixed]))
-    return np.array(rows)
+    return np.concatenate([x, scalar_mix(layers, scalars, gamma)], 1)

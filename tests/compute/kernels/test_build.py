@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +46,21 @@ def plant(cache: Path) -> Path:
     return planted
 
 
-@pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
-def test_a_library_that_others_can_write_is_not_loaded(compiled: list[bytes], tmp_path: Path, mode: int) -> None:
-    build._read_or_compile_library()
-    plant(tmp_path).chmod(mode)
-    assert build._read_or_compile_library() == compiled[1]
-    assert build._read_or_compile_library() == compiled[1]  # from the cache, beside what was planted
-
-
-def test_a_library_of_another_user_is_not_loaded(
-    compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("danger", [0o666, 0o664, 0o646, "another user"])
+def test_a_library_that_others_could_have_written_is_not_loaded(
+    compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, danger: int | str
 ) -> None:
     build._read_or_compile_library()
     planted = plant(tmp_path)
-    if os.geteuid() == 0:
+    if isinstance(danger, int):
+        planted.chmod(danger)
+    elif os.geteuid() == 0:
         os.chown(planted, 12345, 12345)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert build._read_or_compile_library() == compiled[1]
+    if isinstance(danger, int):
+        assert build._read_or_compile_library() == compiled[1], "from the cache, beside what was planted"
 
 
 def test_in_a_folder_of_another_user_nothing_is_kept(
@@ -85,6 +83,22 @@ def test_the_folder_and_the_library_are_made_private(compiled: list[bytes], tmp_
 def test_a_cache_that_cannot_be_written(compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / build.CACHE_FOLDER).write_text("no folder")
     assert build._read_or_compile_library() == compiled[0]
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Makes a script the compiler, with an empty cache; kernels that are loaded after it are forgotten."""
+
+    def use(script: str) -> None:
+        path = tmp_path / "cc"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("CC", str(path))
+        monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+        build.load_kernels.cache_clear()
+
+    yield use
+    build.load_kernels.cache_clear()
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -110,16 +124,10 @@ def test_cc_is_a_compiler_with_flags_or_else_another_is_taken(
     assert build._find_compiler() == [str(tmp_path / command[0]), *command[1:]]
 
 
-def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, caplog: Any) -> None:
-    broken = tmp_path / "cc"
-    broken.write_text("#!/bin/sh\necho 'error: no such instruction' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CC", str(broken))
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    build.load_kernels.cache_clear()
+def test_a_compiler_that_fails_is_told(compiler: Callable[[str], None], caplog: pytest.LogCaptureFixture) -> None:
+    compiler("echo 'error: no such instruction' >&2\nexit 1")
     assert build.load_kernels() is None
     assert "no such instruction" in caplog.text
-    build.load_kernels.cache_clear()
 
 
 @pytest.mark.slow
@@ -149,17 +157,11 @@ def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: A
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
-def test_a_compiler_without_half_floats(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_without_half_floats(compiler: Callable[[str], None]) -> None:
     """Such as GCC 11: numbers of 16 bits are converted by whole numbers, to the same bits."""
     weight, x = torch.randn(32, 64) * torch.logspace(-7, 4, 64), torch.eye(64)
     weight[0, :3] = torch.tensor([torch.inf, -torch.inf, 1e-7])
     wanted = NativeMatrix(weight, "float16")(x, None)
-    old = tmp_path / "cc"
-    old.write_text('#!/bin/sh\nexec cc "$@" -mno-avx512f -U__FLT16_MAX__\n')
-    old.chmod(0o755)
-    monkeypatch.setenv("CC", str(old))
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    build.load_kernels.cache_clear()
+    compiler('exec cc "$@" -mno-avx512f -U__FLT16_MAX__')
     assert build.load_kernels() is not None
     torch.testing.assert_close(NativeMatrix(weight, "float16")(x, None), wanted, rtol=0, atol=0, equal_nan=True)
-    build.load_kernels.cache_clear()

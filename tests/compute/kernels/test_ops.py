@@ -1,6 +1,6 @@
 """Each kernel of a training step against the formula in float64, in both types, for shapes that fill no register."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -127,8 +127,6 @@ def test_powers_are_as_exact_as_float32(size: int) -> None:
     exact, single = logits.double().requires_grad_(), logits.clone().requires_grad_()
     for x in (exact, single):
         nn.functional.cross_entropy(x, targets, reduction="sum").backward()
-    assert exact.grad is not None
-    assert single.grad is not None
     kernel_error, torch_error = ((grad.double() - exact.grad).norm() for grad in (slope, single.grad))
     assert kernel_error <= torch_error
     gate = -torch.linspace(0.01, 16, 4000)
@@ -154,7 +152,7 @@ def test_the_gradient_is_dropped_where_the_value_is(dtype: torch.dtype, threads:
     torch.manual_seed(3)
     y = ops.dropout(x, 0.25)
     y.sum().backward()
-    assert torch.equal(x.grad, y.detach())  # type: ignore[arg-type]
+    assert torch.equal(x.grad, y.detach())
     assert len(y.unique()) == 2
     torch.manual_seed(3)
     assert torch.equal(ops.dropout(x[:500], 0.25), y[:500])
@@ -225,18 +223,3 @@ def test_operators_are_those_of_torch(name: str) -> None:
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(operator, arguments, test_utils=checks[:-1] if is_random else checks)
     assert torch.autograd.grad(first(*arguments).sum(), x)[0].abs().sum() > 0
-
-
-def test_the_plain_formulas_are_the_same_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With gradients; dropout draws other numbers."""
-
-    def results() -> Iterator[Tensor]:
-        for name, arguments in inputs_of(torch.float32, "cpu").items():
-            if name != "dropout":
-                x = arguments[0].requires_grad_()
-                out = getattr(ops, name)(*arguments)
-                yield from (out, *torch.autograd.grad(out.square().sum(), x))
-
-    found = list(results())
-    monkeypatch.setattr(verdicts, "load_kernels", lambda: None)
-    torch.testing.assert_close(found, list(results()))
