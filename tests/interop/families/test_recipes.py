@@ -141,9 +141,9 @@ CHANGES: list[dict[str, Any]] = [
     {"span_boundary_head": True},
 ]
 """Changes of a model, one of each kind of key."""
-REFUSED_BY_ALL = {"shape", "position.kind", "norm.place", "x0", "attention_gate"}
+REFUSED_BY_ALL = {"position.kind", "norm.place", "x0", "attention_gate"}
 REFUSED_BY: dict[str, set[str]] = {
-    "decoder": {"vocab_size", "qk_norm", "head_bias", "scale_head", "smear"},
+    "decoder": {"shape", "vocab_size", "qk_norm", "head_bias", "scale_head", "smear"},
     "encoder": {"scale_embedding", "residual"},
     "encoder-decoder": {"n_kv_heads"},
 }
