@@ -29,7 +29,8 @@ from tests.support.examples import examples
 
 def tensors_beside(values: Mapping[str, Any], tensor: str) -> list[str]:
     """All tensors of the head that has this one, or the one alone."""
-    heads = [tensors_of_head(values["model_type"], head) for head in ("masked", "classification")]
+    kinds = ("masked", *(["classification"] if tensor == "classifier.weight" else []))
+    heads = [tensors_of_head(values["model_type"], kind) for kind in kinds]
     return next((names for names in heads if tensor in names), [tensor])
 
 
