@@ -33,11 +33,3 @@ def test_json_and_npz_hold_the_weights(lmtool: CommandLine, run: Path, home: Pat
     assert lmtool.succeeds("attention", run, TEXT, "--npz", "a.npz").out == "a.npz\n"
     with np.load(home / "a.npz") as arrays:
         np.testing.assert_array_equal(arrays["self"], weights)
-
-
-def test_a_pipe_gets_a_plain_matrix(lmtool: CommandLine, run: Path) -> None:
-    tokens, weights = weights_of(run)
-    title, _, *rows = lmtool.succeeds("attention", run, TEXT, "--layer", "0", "--head", "1").out.splitlines()
-    assert title == "Self-attention, layer 0, head 1, in percent"
-    last = rows[len(tokens) - 1].split()[2:]
-    assert [0 if cell == "·" else int(cell) for cell in last] == [round(100 * w) for w in weights[0, 1, -1].tolist()]

@@ -186,13 +186,6 @@ def test_bad_rows_are_removed_where_they_are_skipped(lmtool: CommandLine, home: 
     ]
 
 
-def test_a_text_cannot_be_fixed_and_nothing_is_printed(lmtool: CommandLine, home: Path) -> None:
-    (home / "a.txt").write_text("one line\n" * 20)
-    failed = lmtool("check", "a.txt", "--fix", "b.txt")
-    assert failed.code == 3
-    assert failed.out == ""
-
-
 def test_no_row_is_held_out_of_a_table_that_is_fixed(lmtool: CommandLine, home: Path) -> None:
     rows = [(f"row {i} of it", "ab"[i % 2]) for i in range(50)]
     write_table(home / "a.csv", rows * 2)

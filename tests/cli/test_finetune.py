@@ -123,11 +123,4 @@ def test_seeds_are_for_one_process(lmtool: CommandLine, films: str, monkeypatch:
     lmtool.refuses(2, "finetune", films, *LINEAR, "--seeds", "2", words=["torchrun"])
 
 
-def test_seeds_begin_with_the_same_run(lmtool: CommandLine, run: Path, films: str) -> None:
-    """Not with the last run, which is that of the seed before."""
-    lmtool.succeeds("finetune", films, "--from", "last", *QUICK, "--seeds", "2", "-q", "-o", "seeds")
-    bases = [Run.open(Path(f"seeds/seed-{seed}")).info.base for seed in (1, 2)]
-    assert [base.run for base in bases if base is not None] == [run.name] * 2
-
-
 # Other kinds of tables

@@ -105,21 +105,6 @@ def test_all_options_reach_their_places(load: Load) -> None:
     assert asked == [("runs/other", "cpu", "float32")]
 
 
-def test_results_and_notices_go_their_own_ways(load: Load) -> None:
-    load(ScriptModel([*ByteTokenizer().encode(" [bold]\x1b[0m"), ByteTokenizer.eos_id], n_prompt=5))
-    result = call("ciao", "--greedy")
-    assert result.stdout == "ciao [bold]\x1b[0m\n"
-    notices = result.stderr.splitlines()
-    assert notices[0].startswith("runs/some-run, step 500, cpu, float32, seed ")
-    assert notices[-1].startswith("12 tokens in ")
-    assert call("ciao", "--greedy", "--quiet").stderr == ""
-
-
-def test_warnings_are_told_even_when_quiet(load: Load) -> None:
-    load(history_model(), warnings=("step-000500 is damaged",))
-    assert call("ciao", "--quiet").stderr == "warning: step-000500 is damaged\n"
-
-
 class Terminal(io.StringIO):
     def __init__(self) -> None:
         super().__init__()
@@ -305,19 +290,6 @@ def test_texts_with_a_run_as_draft_are_repeated_bit_for_bit(lmtool: CommandLine,
     records[0]["draft"]["tokens"] = 0
     (tmp_path / "wrong.jsonl").write_text(json.dumps(records[0]))
     lmtool.refuses(3, "generate", "--replay", tmp_path / "wrong.jsonl", words=["draft.tokens", "not a record"])
-
-
-def test_a_page_of_texts(lmtool: CommandLine, run: Path) -> None:
-    said = lmtool.succeeds(
-        "generate", "The", "--html", "page.html", "--max-new-tokens", "3", "--top-k", "2", "--seed", "1"
-    )
-    assert said.out.startswith("The")
-    assert "page page.html" in said.err
-    html = Path("page.html").read_text(encoding="utf-8")
-    assert html.count('class="token p') == 3 + 11
-    lmtool.refuses(2, "generate", "The", "--html", "page.html", words=["page.html"])
-    lmtool.succeeds("generate", "The", "--html", "beam.html", "--num-beams", "2", "--max-new-tokens", "3", "-q")
-    assert "Tree of " in Path("beam.html").read_text(encoding="utf-8")
 
 
 def test_a_program_loads_a_draft(run: Path) -> None:

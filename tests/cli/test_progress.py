@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from lmtool.cli.progress import Display, _describe_plan
+from lmtool.cli.progress import Display
 from lmtool.inference.evaluation import ValidationResult
 from lmtool.recipe.load import load
 from lmtool.training.comparison import BitsPerByteResults
-from lmtool.training.events import AlreadyFinished, DurationEstimate, Ended, FitStarted, Sampled, Started, Stepped, Warn
+from lmtool.training.events import AlreadyFinished, Ended, FitStarted, Sampled, Started, Stepped, Warn
 from lmtool.training.fit import CompletedStep
 
 NASTY = "[red]a[/red] :smile: \x1b[31m\x07\nb"
@@ -164,14 +164,6 @@ def test_lines_come_every_few_seconds(stderr: PutStream, monkeypatch: pytest.Mon
     ]
 
 
-def test_the_marks_of_samples_are_explained_once(stderr: PutStream) -> None:
-    stream = stderr()
-    tell([started(), plan(), *[Sampled(n, "one", "two") for n in range(3)]])
-    lines = stream.getvalue().splitlines()
-    assert [n for n, line in enumerate(lines) if "prompt" in line] == [lines.index("  one|two") - 1]
-    assert lines.count("  one|two") == 3
-
-
 def test_a_stage_has_the_time_of_its_own(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before does not count, and what is not begun or done has none left."""
     stream, now = stderr(), [0.0]
@@ -224,21 +216,6 @@ def test_a_warm_up_that_never_ends_is_told(stderr: PutStream, warmup_steps: int)
     stream = stderr()
     tell([plan(steps=100, warmup_steps=warmup_steps)])
     assert ("only rises in these 100 steps: -s schedule.warmup_steps=10 " in stream.getvalue()) == (warmup_steps >= 100)
-
-
-def timed(**changes: Any) -> DurationEstimate:
-    return replace(DurationEstimate(130, 5300.4, "token", 600, None, None), **changes)
-
-
-def test_the_time_is_told(stderr: PutStream) -> None:
-    stream = stderr()
-    tell([timed(), timed(patience=5), timed(unit="pair", pass_minutes=12.5)])
-    assert stream.getvalue().splitlines() == [
-        "time: about 2:10 more here, at 5,300 tokens/s, padding included",
-        "time: about 2:10 more here, at 5,300 tokens/s, padding included; less where patience (5 validations) ends it",
-        "time: about 2:10 more here, at 5,300 pairs/s",
-        "less than one pass over the data is planned; --minutes 12.5 reads all of it",
-    ]
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -313,14 +290,8 @@ def test_a_process_that_only_computes_says_nothing(stderr: PutStream) -> None:
     ("event", "line"),
     [
         (started(("columns: text", f"table: {NASTY}")), f"run runs/one\ncolumns: text\ntable: {SHOWN}\\nb\ntokenizer"),
-        (started(asked=4096), "tokenizer: bpe, 300 entries (4,096 requested; the text yields no more)"),
         (started(changes=("training.steps 1 -> 2",)), "changed: training.steps 1 -> 2"),
-        (AlreadyFinished(Path("a b"), 10, early=True), "finished: a b stopped early, at step 10\n"),
         (AlreadyFinished(Path("a b"), 10, early=True), "  lmtool resume 'a b' -s evaluation.patience=+5 trains longer"),
-        (
-            AlreadyFinished(Path("a"), 1, early=False, can_go_on=False),
-            "finished: a has completed its only step, and more",
-        ),
         (Ended("early", 5, 2, 1.5, "loss"), "stopped early at step 5 after 0:00: validation did not improve; best"),
         (
             Ended("finished", 5, 2, 1.5, "loss", ("more text", "fewer passes")),
@@ -334,10 +305,6 @@ def test_single_lines(stderr: PutStream, event: Any, line: str) -> None:
     stream = stderr()
     tell([event])
     assert line in stream.getvalue()
-
-
-def test_the_plan_of_a_run_that_only_measures_says_so() -> None:
-    assert _describe_plan(plan(first_step=10))[-1] == "plan: no more steps after 10, only measurements"
 
 
 def test_time_left_forgets_the_slow_first_step(stderr: PutStream) -> None:

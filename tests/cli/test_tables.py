@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -113,20 +112,6 @@ def test_standard_input_is_read_by_the_same_options(
 # Predictions
 
 
-def test_predictions_as_json(lmtool: CommandLine, home: Path, tuned: Path, reviews: Path) -> None:
-    """By the ending of the file, or --json: the names of the CSV, and numbers that are numbers."""
-    rows = read(lmtool.succeeds("predict", tuned, reviews).out)
-    printed = lmtool.succeeds("predict", tuned, reviews, "--json")
-    for name in ("out.jsonl", "out.json", "out.csv"):
-        lmtool.succeeds("predict", tuned, reviews, "-o", name)
-    assert (home / "out.jsonl").read_text() == printed.out
-    assert json.loads((home / "out.json").read_text()) == printed.records()
-    assert read((home / "out.csv").read_text()) == rows
-    for row, record in zip(rows, printed.records(), strict=True):
-        assert list(record) == list(row) == ["review", "label", "predicted", "p_no", "p_yes"]
-        assert record["p_no"] == pytest.approx(float(row["p_no"]), abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -160,12 +145,6 @@ def test_standard_input_is_a_table_or_texts(
         rows = list(csv.reader(io.StringIO(done.out)))
         assert len(rows) == len(expected) + 1
         assert set(expected) <= {cell for row in rows for cell in row}
-
-
-# Prompts
-
-
-# Texts and steps
 
 
 def test_newer_weights_than_the_best_are_told(lmtool: CommandLine, run: Path, corpus: Path) -> None:

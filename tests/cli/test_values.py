@@ -120,8 +120,3 @@ def test_a_folder_to_write_has_a_name(lmtool: CommandLine, folder: Path, words: 
     before = sorted(folder.iterdir())
     lmtool.refuses(2, *words, "")
     assert sorted(folder.iterdir()) == before
-
-
-@pytest.mark.parametrize("value", ["", ".", "..", "/", "runs"])
-def test_a_gguf_file_is_no_folder(lmtool: CommandLine, folder: Path, value: str) -> None:
-    lmtool.refuses(2, "export", "last", value, "--gguf", "f16")

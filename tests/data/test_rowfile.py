@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool.data import rowfile
 from lmtool.data.corpus import open_corpus
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints
 from lmtool.data.files import READ_BYTES, infer_format
@@ -226,13 +225,6 @@ def test_a_cell_that_is_not_text_is_refused_where_it_is(name: str, content: byte
     with pytest.raises(DataError) as of_table:
         read_labelled_table(table, choose_columns(table, labelled=False))
     assert of_corpus.value.lines()[:2] == of_table.value.lines()[:2]
-
-
-@pytest.mark.parametrize("ending", FORMATS)
-def test_no_format_is_described_by_the_name_of_a_class(ending: str, tmp_path: Path) -> None:
-    path = tmp_path / f"a{ending}"
-    path.write_bytes(FORMATS[ending](CELLS))
-    assert not hasattr(rowfile, open_table(str(path)).file.describe())
 
 
 def test_a_missing_column_is_refused_alike_in_every_format(tmp_path: Path) -> None:

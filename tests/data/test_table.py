@@ -300,11 +300,6 @@ def test_bad_rows_are_refused_where_they_are_or_skipped(
     assert table.n_rows == skipped.count + len(values(table, SkippedRows()))
 
 
-def test_row_numbers_count_bad_rows(tmp_path: Path) -> None:
-    table = open_at(tmp_path / "a.csv", "t,l\na,b\nc\nd,e\nf,g,h\ni,j\n")
-    assert [row.number for row in table.rows(SkippedRows())] == [1, 3, 5]
-
-
 @pytest.mark.parametrize(
     "content", ['"some words of a sentence, ",label\n' * 60_000, "x" * 3_000_000, '"x,y\n' + "x,y\n" * 600_000]
 )

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from lmtool.cli import main
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.export.adapters import export_peft_adapters
 from lmtool.export.exporting import export
@@ -20,6 +18,7 @@ from lmtool.inference.load import load_run
 from lmtool.interop.importing import import_model_as_run
 from tests.interop.runs import SMALL, TEXTS, made, recipe_of, tokenizer_of
 from tests.support.cases import nightly_but
+from tests.support.cli import exit_code_of
 from tests.support.errors import refuses
 from tests.support.exporting import (
     BERT,
@@ -253,21 +252,11 @@ def test_a_head_that_no_class_has(tmp_path: Path) -> None:
     assert "objective.pool" in str(refusal.value.where)
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, before, objective, targets = CASES["llama"]
     _, run = adapted_run(tmp_path, model, before, objective, targets)
-
-    def command(*options: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["lmtool", "export", str(run), str(tmp_path / "out"), *options])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return int(end.value.code or 0)
-
-    assert command("--adapters", "--gguf", "f16") == 2
-    assert "a GGUF file has a whole model, not adapters alone" in capsys.readouterr().err
-    assert command("--adapters", "--dtype", "bfloat16") == 0
-    shown = capsys.readouterr()
-    assert shown.out == f"{tmp_path / 'out'}\n"
-    assert shown.err == "exported as LlamaForCausalLM\n"
+    words = ["lmtool", "export", str(run), str(tmp_path / "out"), "--adapters"]
+    assert exit_code_of([*words, "--dtype", "bfloat16"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'out'}\n"
     assert (tmp_path / "out" / "adapter_config.json").exists()
-    assert command("--adapters") == 2
+    assert exit_code_of(words) == 2

@@ -16,6 +16,7 @@ from lmtool.recipe.spec.objective import Classification, Seq2Seq, Tagging
 from lmtool.report.batch import collate_batch_of_step, format_batch_lines, render_batch_page, tabulate_batch
 from lmtool.training.finetuning import plan_finetuning_or_pretraining
 from tests.support.cases import nightly_but
+from tests.support.shipped import ONE_OF_EACH_KIND
 
 WHO, WHAT = ("baker", "sailor", "twin", "fox"), ("kettle", "map", "moon")
 SENTENCES = [f"The {who} sold a {what} at dawn and then ran home ." for who in WHO for what in WHAT]
@@ -84,23 +85,7 @@ def are_of_the_stories(words):
     return all(part.strip() in STORIES for part in parts)
 
 
-@pytest.mark.parametrize(
-    "name",
-    nightly_but(
-        shipped_recipes(),
-        "albert-tiny",
-        "bilstm",
-        "distil-tiny",
-        "elmo-tiny",
-        "gpt2-124m",
-        "linear",
-        "lstm",
-        "prefix-lm",
-        "seq2seq-bahdanau",
-        "skipgram",
-        "tagger",
-    ),
-)
+@pytest.mark.parametrize("name", nightly_but(shipped_recipes(), *ONE_OF_EACH_KIND))
 def test_every_shipped_recipe_is_described(name, text, tables):
     source = tables.get(type(load(name).recipe.objective), text)
     described = given(name, source, "model.context=24", *(() if source != text else APART))

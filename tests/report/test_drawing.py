@@ -8,6 +8,7 @@ from lmtool.errors import CheckpointError, RecipeError
 from lmtool.recipe.load import load, shipped_recipes
 from lmtool.report.drawing import draw_model, format_model_lines, list_tree_rows, render_model_page
 from tests.support.cases import nightly_but
+from tests.support.shipped import ONE_OF_EACH_KIND
 
 SMALL = ("model.n_layers=2", "model.d_model=8", "model.n_heads=2", "model.context=32", "model.vocab_size=40")
 
@@ -20,23 +21,7 @@ def cells(mask):
     return ["".join("#" if share == 1 else "." if not share else "-" for share in row) for row in mask.shares]
 
 
-@pytest.mark.parametrize(
-    "name",
-    nightly_but(
-        shipped_recipes(),
-        "albert-tiny",
-        "bilstm",
-        "distil-tiny",
-        "elmo-tiny",
-        "gpt2-124m",
-        "linear",
-        "lstm",
-        "prefix-lm",
-        "seq2seq-bahdanau",
-        "skipgram",
-        "tagger",
-    ),
-)
+@pytest.mark.parametrize("name", nightly_but(shipped_recipes(), *ONE_OF_EACH_KIND))
 def test_every_shipped_recipe_is_drawn(name):
     drawing = draw_model(load(name).recipe, name)
     lines = list(format_model_lines(drawing, 80))

@@ -5,7 +5,7 @@ import math
 import pytest
 from rich.cells import cell_len
 
-from lmtool.report.terminal import ASCII_MARKS, plot_lines
+from lmtool.report.terminal import ASCII_MARKS, plot_lines, shade_matrix
 
 FALLING = [(float(x), 10.0 - x) for x in range(10)]
 
@@ -52,3 +52,9 @@ def test_braille_dots_are_those_of_the_line():
 def test_one_point_and_equal_values_are_drawn():
     for points in ([(3.0, 3.0)], [(0.0, 5.0), (9.0, 5.0)], [(0.0, 0.0), (1.0, 0.0)]):
         assert any(ASCII_MARKS[0] in row.plain for row in plot_lines([("a", points)], 40, ascii_only=True)[:-1])
+
+
+def test_shades_follow_the_share():
+    assert shade_matrix([[0, 0.001, 0.5, 1]]) == ["  ░░▒▒██"]
+    assert shade_matrix([[0, 3, 4]], max_value=4) == ["  ▓▓██"]
+    assert shade_matrix([[0, 0.5], [1, 0.7]], ascii_only=True) == ["  ::", "##**"]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lmtool.report.training import render_loss_figure, render_runs_page, write_run_page
+from lmtool.report.training import render_loss_figure, render_runs_page
 from lmtool.run.directory import Run
 from lmtool.run.files import ValidationState
 from lmtool.run.history import RunHistory, downsample_by_averaging, find_differing_recipe_values
@@ -176,18 +176,6 @@ def test_a_run_of_one_step_or_none_has_a_page_without_charts(tmp_path, steps):
         [RunHistory.from_run(make(tmp_path, name=name, steps=n)) for name, n in (("short", 1), ("long", 9))]
     )
     assert 'data-chart="lines"' in beside
-
-
-def test_a_page_that_is_watched_is_read_again(tmp_path):
-    history = RunHistory.from_run(make(tmp_path))
-    assert 'http-equiv="refresh" content="5"' in render_runs_page([history], refresh_seconds=5)
-    assert 'http-equiv="refresh"' not in render_runs_page([history])
-
-
-def test_the_report_is_a_file_of_the_run(tmp_path):
-    run = make(tmp_path)
-    assert write_run_page(run) == run.path / "report.html"
-    assert (run.path / "report.html").read_text().startswith("<!doctype html>")
 
 
 def rings(html: str) -> list[tuple[float, float]]:

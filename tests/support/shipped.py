@@ -20,6 +20,11 @@ SMALL = (
     "evaluation.tokens=200",
     "evaluation.sample_tokens=4",
 )
+ONE_OF_EACH_KIND = (
+    *("albert-tiny", "bilstm", "distil-tiny", "elmo-tiny", "gpt2-124m", "linear", "lstm", "prefix-lm"),
+    *("seq2seq-bahdanau", "skipgram", "tagger"),
+)
+"""Recipes of different models and objectives."""
 TABLES = ("classification", "seq2seq", "tagging")
 """Objectives that are trained on tables."""
 

@@ -1,11 +1,20 @@
-"""Labelled tables of a few rows."""
+"""Labelled tables of a few rows, and a small tokenizer of each kind."""
 
 from pathlib import Path
 from typing import Any
 
 from lmtool.data.table import open_table
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tasks.reading import LabelledTable, read_labelled_table
 from lmtool.tasks.schema import choose_columns
+
+KINDS: dict[str, TokenizerSpec] = {
+    "bpe": BpeTokenizer(vocab_size=300),
+    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=100),
+    "char": CharTokenizer(kind="char"),
+    "char-lower": CharTokenizer(kind="char", lowercase=True),
+    "word": WordTokenizer(kind="word", vocab_size=100),
+}
 
 
 def read(path: Path, content: str, *, columns: dict[str, Any] | None = None, **options: Any) -> LabelledTable:

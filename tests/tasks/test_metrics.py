@@ -1,7 +1,6 @@
 """Metrics equal those of scikit-learn, scipy and sacrebleu, and of tests/reference, where those of answers are those of
 SQuAD's script."""
 
-import json
 import math
 import random
 from typing import Any
@@ -192,15 +191,8 @@ def test_translations_equal_sacrebleu_and_the_papers(seed):
     [
         ("A woman in a market, in a market.", True),
         ("In a market in a Market", True),
-        ("a b c a b c", True),
-        ("x y z w x y z w v", True),
         ("It is don't stop don't stop", True),
         ("A tree so very, very high.", False),
-        ("a man in a red shirt and a man in a blue shirt", False),
-        ("in a market and in a market", False),
-        ("a b a c a b", False),
-        ("a b a", False),
-        ("", False),
     ],
 )
 def test_a_phrase_that_follows_itself_is_repeated(text, repeats):
@@ -230,33 +222,6 @@ def test_translations_need_as_many_references():
     for hypotheses, references in ([], []), (["a"], []), (["a"], ["a", "b"]):
         with pytest.raises(ValueError, match="references"):
             translation_metrics(hypotheses, references)
-
-
-def test_metrics_are_json():
-    true, predicted, _ = classes(1)
-    names = [f"class {i}" for i in range(9)]
-    value = json.loads(json.dumps(class_metrics(true, predicted, names), allow_nan=False))
-    assert value["classes"]["class 0"]["support"] == int((true == 0).sum())
-    assert np.sum(value["confusion"]) == len(true)
-    many = multi_label_metrics(np.eye(3) > 0, np.ones((3, 3)) > 0, names[:3])
-    value = json.loads(json.dumps(many, allow_nan=False))
-    assert value["micro_f1"] == pytest.approx(0.5)
-    assert value["classes"]["class 2"] == {"precision": 1 / 3, "recall": 1, "f1": 0.5, "support": 1}
-    json.dumps(translation_metrics(["a b"], ["a b"]), allow_nan=False)
-
-
-def test_tables_are_aligned():
-    confusion = np.array([[1200, 3], [40, 5]])
-    assert format_confusion(confusion, ["good", "日本"]) == [
-        "true \\ predicted   good  日本",
-        "good              1,200     3",
-        "日本                 40     5",
-    ]
-    assert format_class_scores(metrics_of(confusion, ["good", "bad\n[b]"])["classes"]) == [
-        "class     precision  recall    F1   rows",
-        "good           96.8    99.8  98.2  1,203",
-        "bad\\n[b]       62.5    11.1  18.9     45",
-    ]
 
 
 def test_tables_of_many_classes_are_cut_and_lose_no_row():
@@ -330,22 +295,6 @@ TEXTS = st.text(alphabet="aAnthe .,!-\u2019x1", max_size=12)
 def test_answers_are_scored_as_by_the_script(predicted: str, answers: list[str]) -> None:
     assert exact_match(predicted, answers) == annotated.squad_exact(predicted, answers)
     assert compute_word_f1(predicted, answers) == pytest.approx(annotated.squad_f1(predicted, answers))
-
-
-@pytest.mark.parametrize(
-    ("predicted", "answers", "exact", "f1"),
-    [
-        ("The brass key.", ["a brass key"], 1, 1),
-        ("brass key", ["the key", "the old brass key"], 0, 0.8),
-        ("", [], 1, 1),
-        ("key", [], 0, 0),
-        ("", ["key"], 0, 0),
-        ("red red", ["red"], 0, 2 / 3),
-    ],
-)
-def test_scores_of_answers_by_hand(predicted: str, answers: list[str], exact: int, f1: float) -> None:
-    assert exact_match(predicted, answers) == exact
-    assert compute_word_f1(predicted, answers) == pytest.approx(f1)
 
 
 SCORED = st.lists(

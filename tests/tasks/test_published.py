@@ -1,6 +1,5 @@
 """Tables in the published form of GLUE, SuperGLUE, SNLI and SciTail: their own columns, quotes and missing headers."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,39 +12,11 @@ from lmtool.tasks.schema import choose_columns
 
 PARSES = "sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"
 
+SENTENCES = "sentence1 sentence2"
 HEADERS = {
-    "CoLA": ("source label mark sentence", "sentence", "label"),
-    "SST-2": ("sentence label", "sentence", "label"),
     "MRPC": ("Quality/#1 ID/#2 ID/#1 String/#2 String", "#1 String/#2 String", "Quality"),
-    "QQP": ("id qid1 qid2 question1 question2 is_duplicate", "question1 question2", "is_duplicate"),
-    "STS-B": (
-        "index genre filename year old_index source1 source2 sentence1 sentence2 score",
-        "sentence1 sentence2",
-        "score",
-    ),
-    "MNLI": (
-        f"index promptID pairID genre {PARSES} sentence1 sentence2 label1 gold_label",
-        "sentence1 sentence2",
-        "gold_label",
-    ),
-    "MNLI-dev": (
-        f"index promptID pairID genre {PARSES} sentence1 sentence2 label1 label2 label3 label4 label5 gold_label",
-        "sentence1 sentence2",
-        "gold_label",
-    ),
-    "QNLI": ("index question sentence label", "question sentence", "label"),
-    "RTE": ("index sentence1 sentence2 label", "sentence1 sentence2", "label"),
-    "WNLI": ("index sentence1 sentence2 label", "sentence1 sentence2", "label"),
-    "SNLI": (
-        f"gold_label {PARSES} sentence1 sentence2 captionID pairID label1 label2 label3 label4 label5",
-        "sentence1 sentence2",
-        "gold_label",
-    ),
-    "SNLI-GLUE": (
-        f"index captionID pairID {PARSES} sentence1 sentence2 label1 gold_label",
-        "sentence1 sentence2",
-        "gold_label",
-    ),
+    "STS-B": (f"index genre filename year old_index source1 source2 {SENTENCES} score", SENTENCES, "score"),
+    "MNLI": (f"index promptID pairID genre {PARSES} {SENTENCES} label1 gold_label", SENTENCES, "gold_label"),
 }
 """Columns of the published files in their order, then the texts and the label."""
 
@@ -89,7 +60,7 @@ def opened(path: Path) -> LabelledTable:
     return read_labelled_table(table, choose_columns(table))
 
 
-@pytest.mark.parametrize("name", [name for name in HEADERS if name != "CoLA"])
+@pytest.mark.parametrize("name", HEADERS)
 def test_official_columns(name: str, tmp_path: Path) -> None:
     columns, texts, label = HEADERS[name]
     labels = ["3.800", "0.250", "5.000", "2.600"] * 3 if name == "STS-B" else ["0", "1", "1", "0"] * 3
@@ -150,51 +121,6 @@ def test_texts_alone_without_a_header(tmp_path: Path) -> None:
     table = open_table(str(cola(tmp_path / "train.tsv")))
     assert choose_columns(table, labelled=False).texts == ("column 4",)
     assert choose_columns(table, labelled=False).label is None
-
-
-def test_the_test_part_of_cola_has_a_header(tmp_path: Path) -> None:
-    text = "index\tsentence\n0\tBill whistled past the house.\n1\tThe car honked its way down the road.\n"
-    (tmp_path / "test.tsv").write_text(text)
-    table = open_table(str(tmp_path / "test.tsv"))
-    assert choose_columns(table, labelled=False).texts == ("sentence",)
-
-
-def test_scitail_as_tab_separated_text_and_as_json(tmp_path: Path) -> None:
-    pairs = [(f"{TEXTS[row % 4]} It is {row}.", f"A claim about {row} is made here.") for row in range(6)]
-    labels = ["neutral", "entails", "entails"] * 2
-    rows = [(*pair, label) for pair, label in zip(pairs, labels, strict=True)]
-    (tmp_path / "a.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
-    found = opened(tmp_path / "a.tsv")
-    assert [(item.texts, item.label) for item in found.items] == [(row[:2], row[2]) for row in rows]
-    keys = names(f"{PARSES} sentence1 sentence2 annotator_labels gold_label")
-    objects = [
-        {**dict.fromkeys(keys, f"(S {one} (NP))"), "sentence1": one, "sentence2": other, "gold_label": label}
-        | {"annotator_labels": [label]}
-        for one, other, label in rows
-    ]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in objects))
-    found = opened(tmp_path / "a.jsonl")
-    assert [(item.texts, item.label) for item in found.items] == [(row[:2], row[2]) for row in rows]
-    assert found.columns.ignored == ()
-
-
-@pytest.mark.parametrize(
-    ("keys", "texts"),
-    [
-        ("question passage idx label", ("question", "passage")),
-        ("premise hypothesis label idx", ("premise", "hypothesis")),
-        ("word sentence1 sentence2 idx label start1 start2 end1 end2 version", ("sentence1", "sentence2")),
-        ("text target idx label", ("text",)),
-    ],
-)
-def test_superglue(keys: str, texts: tuple[str, ...], tmp_path: Path) -> None:
-    rows = [{key: f"a sentence {i}" if key in texts else i % 2 == 0 for key in keys.split()} for i in range(6)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = opened(tmp_path / "a.jsonl")
-    assert found.columns.texts == texts
-    assert found.columns.label == "label"
-    assert found.labels is not None
-    assert found.labels.names == ("false", "true")
 
 
 @pytest.mark.parametrize(

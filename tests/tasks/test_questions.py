@@ -16,7 +16,6 @@ from lmtool.inference.load import build_model
 from lmtool.model.heads import HeadOutput
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tasks.cells import AnswerSpan
 from lmtool.tasks.questions import ContextWindow, ExtractedAnswer, SpanTask
 from lmtool.tasks.reading import LabelledRow, read_labelled_table
@@ -25,15 +24,9 @@ from lmtool.tasks.split import apply_split, hold_out_stratified
 from lmtool.tasks.task import TaskModel
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
+from tests.tasks.labelled import KINDS
 
 CONTEXT = "On Monday Otto gave the brass key to naïve Ida's hen, because it rained. Ida sold it."
-KINDS: dict[str, TokenizerSpec] = {
-    "bpe": BpeTokenizer(vocab_size=300),
-    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=100),
-    "char": CharTokenizer(kind="char"),
-    "char-lower": CharTokenizer(kind="char", lowercase=True),
-    "word": WordTokenizer(kind="word", vocab_size=100),
-}
 TOKENIZERS = {kind: Tokenizer.train(spec, [CONTEXT + " Who?"]) for kind, spec in KINDS.items()}
 
 

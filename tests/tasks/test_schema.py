@@ -93,13 +93,6 @@ def test_given_names(
     assert chosen.are_inferred == found
 
 
-def test_what_is_read_is_said(tmp_path: Path) -> None:
-    found = choose_columns(table(tmp_path, "premise,hypothesis,label"))
-    assert found.describe() == "columns: text 'premise' and 'hypothesis', label 'label' (inferred from their names)"
-    found = choose_columns(table(tmp_path, "a,b"), Data(source_column="a", target_column="b"))
-    assert found.describe() == "columns: source 'a', target 'b'"
-
-
 @pytest.mark.parametrize(
     ("header", "given", "parts"),
     [

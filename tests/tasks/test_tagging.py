@@ -11,7 +11,6 @@ from lmtool.inference.load import build_model
 from lmtool.model.heads import Tagger, TokenHeadModel
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tasks.build import build_task
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
@@ -19,15 +18,9 @@ from lmtool.tasks.tagging import EntityTask, TaggedRow, TaggingTask
 from lmtool.tasks.task import TaskModel
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
+from tests.tasks.labelled import KINDS
 
 TEXT = ["Otto met Ida at the Golden Goose , didn't he ? Übermut und naïve Hühner"]
-KINDS: dict[str, TokenizerSpec] = {
-    "bpe": BpeTokenizer(vocab_size=300),
-    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=100),
-    "char": CharTokenizer(kind="char"),
-    "char-lower": CharTokenizer(kind="char", lowercase=True),
-    "word": WordTokenizer(kind="word", vocab_size=100),
-}
 WORDS = ("Otto", "met", "Ida's", "naïve", "Hühner", "at", "the", "Golden", "Goose", "?")
 BIO = ("B-X", "I-X", "O")
 

@@ -97,47 +97,6 @@ def notices(found: LabelledTable) -> dict[str, Any]:
     return {notice.kind: notice for notice in found.notices}
 
 
-def test_misspelt_labels_are_told_with_counts_and_lines(tmp_path: Path) -> None:
-    found = labelled(tmp_path, *["positive"] * 9, "postive", *["negative"] * 9, "Negative", "postive")
-    notice = notices(found)["similar labels"]
-    assert notice.count == 3
-    assert str(notice) == (
-        "3 rows with labels that differ in a letter or in case from more frequent ones: "
-        "'postive' (2 rows: line 11, line 22), did you mean 'positive' (9 rows)? "
-        "'Negative' (1 row: line 21), did you mean 'negative' (9 rows)?"
-        "; to merge them: --merge-labels postive=positive --merge-labels Negative=negative"
-    )
-    assert found.count_classes()["Negative"] == 1
-    assert found.skipped.count == 0
-
-
-def test_many_misspelt_labels_are_counted(tmp_path: Path) -> None:
-    wrong = [f"positiv{letter}" for letter in "abcdfgh"]
-    (notice,) = labelled(tmp_path, *["positive"] * 9, *(name for name in wrong for _ in range(9))).notices or (None,)
-    assert notice is None  # none is commoner
-    found = labelled(tmp_path, *["positive"] * 9, *(name for name in wrong for _ in range(5)), "other", "other")
-    text = str(notices(found)["similar labels"])
-    assert text.startswith("35 rows with labels")
-    assert "line 11, line 12, line 13, …" in text
-    assert "; and 4 more labels; " in text
-    assert text.count("--merge-labels") == 3
-
-
-def test_of_a_table_without_lines_rows_are_named(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from lmtool.data.table import open_table
-    from lmtool.tasks.schema import choose_columns
-
-    pq.write_table(
-        pa.table({"text": list("abcde"), "label": ["good", "good", "good", "Good", "Good"]}), tmp_path / "a.parquet"
-    )
-    table = open_table(str(tmp_path / "a.parquet"))
-    found = reading.read_labelled_table(table, choose_columns(table))
-    assert "(2 rows: row 4, row 5)" in str(notices(found)["similar labels"])
-
-
 def test_an_imbalance_counts_similar_labels_together(tmp_path: Path) -> None:
     assert set(notices(labelled(tmp_path, *["positive"] * 20, "postive", *["negative"] * 19))) == {"similar labels"}
     found = labelled(tmp_path, *["positive"] * 19, "postive", "negative", "Negative")

@@ -9,7 +9,7 @@ import torch
 import transformers
 from pydantic import TypeAdapter
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from lmtool.interop.families import FAMILIES
 from lmtool.interop.families.config import StrictConfigReader
@@ -51,6 +51,11 @@ def described(values: Mapping[str, Any], names: Sequence[str] = MANY) -> tuple[T
     return Transformer.model_validate(found["model"]), objective
 
 
+def tensors_of_head(model_type: str, head: str) -> list[str]:
+    """Names of the tensors by which a file tells its head."""
+    return [f"{name}.weight" for name in " ".join(FAMILIES[model_type].heads[head].modules.values()).split()]
+
+
 def brought(peer: Any) -> LanguageModel:
     """A model of ours with the weights of one of Transformers."""
     values = json.loads(json.dumps(peer.config.to_dict(), default=str))
@@ -81,7 +86,3 @@ def published(family: Family, spec: Transformer, objective: AnyObjective, model:
     assert not found["unexpected_keys"]
     assert not found["mismatched_keys"]
     return loaded.eval()
-
-
-def assert_close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))

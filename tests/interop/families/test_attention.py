@@ -14,8 +14,7 @@ from tests.interop.families.cases import CASES
 from tests.interop.families.peers import VOCAB, brought, peer_of
 from tests.support import tiny
 
-DECODERS = ["gpt2", "llama", "llama 3", "mistral", "bloom", "neox"]
-ENCODERS = ["bert", "modernbert"]
+ONE_STACK = ["gpt2", "llama", "llama 3", "mistral", "bloom", "neox", "bert", "modernbert"]
 SEQ2SEQ = ["t5", "bart"]
 
 
@@ -40,20 +39,9 @@ def assert_same(found: list[Tensor], wanted: tuple[Tensor, ...]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", DECODERS)
+@pytest.mark.parametrize("case", ONE_STACK)
 @torch.no_grad()
-def test_decoders(case: str) -> None:
-    peer = small(case)
-    ours = brought(peer)
-    tokens_BT = tiny.tokens(2, 12, vocab_size=VOCAB)
-    with record_attention_weights(ours) as found:
-        ours(Batch(tokens_BT))
-    assert_same(list(found.values()), eager(peer)(tokens_BT, output_attentions=True).attentions)
-
-
-@pytest.mark.parametrize("case", ENCODERS)
-@torch.no_grad()
-def test_encoders(case: str) -> None:
+def test_decoders_and_encoders(case: str) -> None:
     peer = small(case)
     ours = brought(peer)
     tokens_BT = tiny.tokens(2, 12, vocab_size=VOCAB)

@@ -73,8 +73,6 @@ MODELS = {
 }
 YARN = {"kind": "yarn", "factor": 4.0, "original_context": 32}
 SCALED = {"kind": "llama3", "factor": 8.0, "original_context": 512}
-THEIRS = ["llama", "llama-tied", "llama-wide-heads", "qwen2", "qwen3", "gpt2"]
-"""Those that Transformers reads from GGUF files without mistakes: it leaves out biases and scalings of Llama."""
 
 
 def model_of(name):
@@ -146,7 +144,7 @@ def converted(name, config, tensor):
     return tensor
 
 
-ARCHITECTURES = {"gpt_neox": gguf.MODEL_ARCH.GPTNEOX, "mistral": gguf.MODEL_ARCH.LLAMA}
+ARCHITECTURES = {"gpt_neox": gguf.MODEL_ARCH.GPTNEOX}
 
 
 def stored_names(config, names):
@@ -267,13 +265,6 @@ def test_a_file_is_the_model_it_was_made_of(tmp_path, name):
     assert spec_of(read_recipe_sections(read)[0]) == published(model)[0]
 
 
-@pytest.mark.parametrize("name", nightly_but(THEIRS, "llama", "llama-wide-heads", "qwen3"))
-def test_the_logits_are_those_of_transformers_reader(tmp_path, name):
-    written(tmp_path / "model.gguf", name)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).eval()
-    close(loaded(GgufModel(tmp_path / "model.gguf")), theirs)
-
-
 # Tensors
 
 
@@ -292,25 +283,18 @@ def file_of_tensors(path, tensors):
     return GgufModel(path)
 
 
-@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0])
+WRITTEN = [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0]
+ONLY_READ = [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS, Kind.IQ2_XS, Kind.TQ1_0]
+
+
+@pytest.mark.parametrize("kind", [*WRITTEN, *ONLY_READ])
 def test_a_quantized_tensor_is_what_gguf_dequantizes(tmp_path, kind):
-    matrix = np.random.default_rng(0).standard_normal((VOCAB, 512), np.float32)
-    held = gguf.quantize(matrix, kind)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    held = np.random.default_rng(0).integers(0, 60, (VOCAB, 512 // block * size), np.uint8)
     read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (held, kind)})
     tensor = read.read_tensor("output.weight")
     assert tensor.dtype == torch.float32
     np.testing.assert_array_equal(tensor.numpy(), gguf.dequantize(held, kind))
-    assert np.abs(tensor.numpy() - matrix).max() < 0.5
-
-
-@pytest.mark.parametrize(
-    "kind", [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS, Kind.IQ2_XS, Kind.TQ1_0]
-)
-def test_blocks_that_gguf_only_dequantizes(tmp_path, kind):
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    held = np.random.default_rng(0).integers(0, 60, (VOCAB, 512 // block * size), np.uint8)
-    read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (held, kind)})
-    np.testing.assert_array_equal(read.read_tensor("output.weight").numpy(), gguf.dequantize(held, kind))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -489,12 +473,7 @@ def test_sentencepiece_tokens_are_those_of_the_original(tmp_path, sentencepiece_
             assert ids == theirs(text).input_ids
     assert ours.encode("<think>", add_special_tokens=False).ids[-1] == sentencepiece_model.piece_to_id("<think>")
     assert read.read_tokenizer().config == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-
-
-def test_text_spells_no_control_token(tmp_path, sentencepiece_model):
-    read = tokenizer_file(tmp_path / "model.gguf", lambda writer: add_sentencepiece(writer, sentencepiece_model))
-    ours = Tokenizer.from_str(read.read_tokenizer().json)
-    ours.encode_special_tokens = True
+    ours.encode_special_tokens = True  # so that text spells no control token
     assert set(ours.encode("</s>", add_special_tokens=False).ids).isdisjoint({0, 1, 2})
 
 
@@ -680,9 +659,7 @@ def published(model):
 def saved(path, model, tokenizer, quantization="f16", ends=(1,), vocab_size=VOCAB, **tokenizer_config):
     """A model of Transformers, written by `write_gguf`."""
     spec, ours = published(model)
-    family = next(one for one in GGUF_FAMILIES.values() if one.model_type in (model.config.model_type, "llama"))
-    if model.config.model_type != "mistral":
-        family = next(one for one in GGUF_FAMILIES.values() if one.model_type == model.config.model_type)
+    family = next(one for one in GGUF_FAMILIES.values() if one.model_type == model.config.model_type)
     keys = {**family.build_verified_config(spec, Causal())}
     values = {
         key if key == ROPE_DIVISORS_TENSOR else f"{family.architecture}.{key}": value for key, value in keys.items()
@@ -718,23 +695,6 @@ def test_what_is_written_is_what_llama_cpp_converts(tmp_path, name):
             assert ours.fields[key].types == field.types, key
 
 
-@pytest.mark.parametrize("quantization", nightly_but(["f16", "q8_0"], "f16"))
-@pytest.mark.parametrize(
-    "name",
-    nightly_but(MODELS, "llama", "llama-wide-heads", "llama-linear", "llama3", "qwen3", "gemma", "gpt2", "gptneox"),
-)
-def test_what_is_written_is_read_again(tmp_path, name, quantization):
-    model = model_of(name)
-    saved(tmp_path / "model.gguf", model, byte_tokenizer(), quantization)
-    spec, ours = published(model)
-    read = GgufModel(tmp_path / "model.gguf")
-    assert spec_of(read_recipe_sections(read)[0]) == spec
-    error = {"f16": 2e-3, "q8_0": 2e-2}[quantization]
-    for tensor_name, tensor in loaded(read).state_dict().items():
-        torch.testing.assert_close(tensor, ours[tensor_name].float(), atol=error, rtol=error)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
-
-
 @pytest.mark.parametrize("name", nightly_but(["llama", "llama-tied", "qwen2", "gpt2"], "llama", "qwen2"))
 def test_transformers_reads_what_is_written(tmp_path, name):
     model = model_of(name)
@@ -743,16 +703,6 @@ def test_transformers_reads_what_is_written(tmp_path, name):
     close(loaded(GgufModel(tmp_path / "model.gguf")), theirs)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     assert tokenizer(TEXT).input_ids == byte_tokenizer().encode(TEXT).ids
-
-
-def test_mistral_is_written_as_llama(tmp_path):
-    torch.manual_seed(0)
-    config = AutoConfig.for_model("mistral", **LIKE_LLAMA, sliding_window=None)
-    model = AutoModelForCausalLM.from_config(config).half().float().eval()
-    saved(tmp_path / "model.gguf", model, byte_tokenizer())
-    read = GgufModel(tmp_path / "model.gguf")
-    assert read.family.model_type == "llama"
-    close(loaded(read), model)
 
 
 @pytest.mark.parametrize("pre", ORIGINALS)
