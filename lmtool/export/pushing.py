@@ -1,7 +1,7 @@
 """Publishes runs on the Hugging Face Hub."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,13 +15,21 @@ NAME_FIX = "write ORG/NAME; your user name is an ORG, too"
 
 
 def push_to_hub(
-    reference: str, repo_id: str, *, dtype: ExportDtype = "float32", private: bool = False, shows_progress: bool = True
+    reference: str,
+    repo_id: str,
+    *,
+    dtype: ExportDtype = "float32",
+    private: bool = False,
+    shows_progress: bool = True,
+    on_accepted: Callable[[], None] = lambda: None,
 ) -> str:
     """Exports a run and uploads its directory to the repository ORG/NAME in one commit; returns the commit's address.
 
-    The repository is created if there is none. private: a new repository is private, and a public one refused. If the
-    upload breaks off, the repository is as before, and large files that arrived are not sent again by the next push of
-    the same weights.
+    The repository is created if there is none. If the upload breaks off, the repository is as before, and large files
+    that arrived are not sent again by the next push of the same weights.
+
+    private: a new repository is private, and a public one refused. on_accepted: called once the Hub has the repository,
+        before the export.
 
     Raises UsageError for a name that the Hub does not allow and as `export` does, and ResourceError when the Hub cannot
     be reached or refuses.
@@ -38,6 +46,7 @@ def push_to_hub(
     if is_public:
         fix = "push to another name, or make it private in its settings on the Hub"
         raise UsageError("--private is for a new repository, and this one exists and is public", where=repo_id, fix=fix)
+    on_accepted()
     with tempfile.TemporaryDirectory(prefix="lmtool-push-") as folder:
         exported = Path(folder) / "model"
         export(reference, exported, dtype=dtype)
