@@ -122,8 +122,9 @@ class HuggingFaceModel(PublishedModel):
             self.files.append(pooling)
             normalizes = len(read_json(path / MODULES_FILE, list)) == 3
             self.embedding_objective = {"kind": "embedding", "pool": _read_pooling(pooling), "normalize": normalizes}
-            length = read_json_if_exists(path / LENGTH_FILE).get("max_seq_length")
-            self.max_context = length if isinstance(length, int) and length > 0 else None
+            lengths = StrictConfigReader(read_json_if_exists(path / LENGTH_FILE), str(path / LENGTH_FILE))
+            length = lengths.read_optional("max_seq_length", int)
+            self.max_context = length if length is not None and length > 0 else None
 
     def _find_pooling_config(self, file_names: Sequence[str]) -> Path | None:
         """Finds the file with the pooling of a sentence-transformers model; None in other models."""
