@@ -433,7 +433,7 @@ def test_drafts_that_do_not_fit_are_refused():
     model = transformer()
     lstm = model_of("lstm", torch.float64)
     for settings in (SamplingParams("beam"), SamplingParams("beam", num_beams=1)):
-        with pytest.raises(UsageError, match="beam contradicts draft"):
+        with pytest.raises(UsageError, match="a draft is for strategies greedy and sample, not for beam"):
             generate(model, [[1]], settings, draft=NGramDraft())
     for other in (lstm, model_of("3-gram", torch.float64), model_of("gru-attention", torch.float64)):
         with pytest.raises(UsageError, match="go back"):

@@ -3,12 +3,14 @@ import dataclasses
 import pytest
 
 from lmtool.errors import UsageError
+from lmtool.generation.forms import TextForm
 from lmtool.generation.params import (
     STRATEGIES,
     MaskPredict,
     SamplingParams,
     choose_params,
     default_value,
+    option_flag,
     strategy_options,
 )
 
@@ -56,8 +58,30 @@ def test_a_strategy_takes_its_own_fields_and_no_others(strategy, name):
     if name in strategy_options(strategy):
         assert getattr(choose_params(strategy, **asked), name) == VALUES[name]
     else:
-        with pytest.raises(UsageError, match=f"{strategy} contradicts {name.replace('_', '-')}"):
+        with pytest.raises(UsageError, match=f"--strategy {strategy} contradicts {option_flag(name)}$"):
             choose_params(strategy, **asked)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"num_beams": 4, "temperature": 0.5}, "--num-beams contradicts --temperature"),
+        ({"groups": 2, "top_k": 5}, "--beam-groups contradicts --top-k"),
+        ({"strategy": "beam", "top_p": 0.5, "temperature": 0.5}, "--strategy beam contradicts --temperature, --top-p"),
+        ({"strategy": "greedy", "strategy_flag": "--greedy", "top_k": 5}, "--greedy contradicts --top-k"),
+        ({"masked": True, "strategy_flag": "--mask", "max_new_tokens": 5}, "--mask contradicts --max-new-tokens"),
+        ({"masked": True, "strategy_flag": "--mask", "form": TextForm("regex", "a")}, "--mask contradicts --regex"),
+        ({"by": "confidence", "top_k": 5}, "--by confidence contradicts --top-k"),
+        (
+            {"is_bidirectional": True, "max_new_tokens": 5},
+            "mask-predict, which this model needs, contradicts --max-new-tokens",
+        ),
+    ],
+)
+def test_contradictions_name_the_options_as_they_are_typed(given, what):
+    with pytest.raises(UsageError) as refused:
+        choose_params(**given)
+    assert refused.value.what == what
 
 
 def test_a_setting_of_one_strategy_implies_it():
@@ -66,7 +90,7 @@ def test_a_setting_of_one_strategy_implies_it():
     assert choose_params(top_k=2).strategy == "sample"
     assert choose_params(top_k=2, seed=1, is_bidirectional=True) == MaskPredict(by="gibbs", top_k=2)
     assert choose_params(seed=1, masked=True) == MaskPredict()
-    with pytest.raises(UsageError, match="num-beams, rounds belong to different strategies"):
+    with pytest.raises(UsageError, match="--num-beams, --rounds belong to different strategies"):
         choose_params(rounds=2, num_beams=3)
 
 
@@ -92,7 +116,7 @@ def test_without_a_seed_each_choice_has_another():
 
 @pytest.mark.parametrize("values", [{"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.5}], ids=str)
 def test_greedy_contradicts_sampling(values):
-    with pytest.raises(UsageError, match="greedy contradicts"):
+    with pytest.raises(UsageError, match="--strategy greedy contradicts"):
         choose_params("greedy", **values)
 
 
