@@ -191,7 +191,7 @@ class Sweep:
         run = Run.open(self.folder / name)
         values, data = read_recipe_values(run), run.info.data
         steps = finite_number(values.get("training.steps")) or math.inf
-        is_measured = values.get("evaluation.baseline") or (data and data.valid_rows is not None)
+        is_measured = values.get("evaluation.baseline") is True or (data and data.valid_rows is not None)
         files = [REPORT, *([RESULTS] if is_measured else [])]
         done = run.state == "finished" and all((run.path / file).exists() for file in files)
         return 1.0 if done else min(0.999, list_checkpoints(run.path / CHECKPOINTS)[-1][0] / steps)
