@@ -5,6 +5,7 @@ system to those of lmtool.
 """
 
 import errno
+import logging
 import mmap
 import os
 import shutil
@@ -12,7 +13,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from io import BufferedReader
 from pathlib import Path
 
@@ -29,6 +30,8 @@ SCRATCH_LOCK_FILE = f"{TEMPORARY_PREFIX}lock"
 
 MAX_FILE_BYTES = 64 << 20
 """Largest file of settings or records that `read_file` reads by default."""
+
+_LOG = logging.getLogger(__name__)
 
 BytesOrChunks = bytes | memoryview | Iterable[bytes | memoryview]
 """Content of a file: the whole of it, or pieces that are produced while it is written."""
@@ -61,6 +64,30 @@ def _make_private_cache_folder() -> Path:
             folder.mkdir(0o700)
         if not system.is_private_folder(folder):
             raise ResourceError(f"{what}, and others may write to this one", where=str(folder), fix=fix)
+    return folder
+
+
+def find_writable_path(path: Path) -> Path:
+    """Returns a path in the cache, or its place in a temporary folder if the cache may not be written; warns once."""
+    cached = cache_folder()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.access(path.parent, os.W_OK):
+            return path
+        reason = "not writable"
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return path  # which the writer fails to make, too
+        reason = error.strerror or str(error)
+    return Path(_make_temporary_cache(cached, reason).name) / path.relative_to(cached)
+
+
+@cache
+def _make_temporary_cache(cached: Path, reason: str) -> tempfile.TemporaryDirectory[str]:
+    """Makes the folder that stands for a cache until the process ends. Raises ResourceError."""
+    with convert_write_errors(cached):
+        folder = tempfile.TemporaryDirectory(prefix="lmtool-cache-", ignore_cleanup_errors=True)
+    _LOG.warning("nothing is kept in the cache %s: %s; name another folder with LMTOOL_CACHE", cached, reason)
     return folder
 
 
