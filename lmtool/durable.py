@@ -282,9 +282,9 @@ def convert_os_errors(
 _ERROR_CODES: dict[type[OSError], Code] = {FileNotFoundError: "file_not_found", PermissionError: "not_permitted"}
 
 
-def convert_write_errors(path: Path) -> AbstractContextManager[None]:
-    """Converts an OSError in writing an output or the cache to a ResourceError."""
-    return convert_os_errors("cannot write", path, suggest_write_fix)
+def convert_write_errors(path: Path, what: str = "cannot write") -> AbstractContextManager[None]:
+    """Converts an OSError in writing an output, a run or the cache to a ResourceError. what: begins its message."""
+    return convert_os_errors(what, path, suggest_write_fix)
 
 
 def convert_lock_errors(path: Path) -> AbstractContextManager[None]:

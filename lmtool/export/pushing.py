@@ -9,7 +9,7 @@ from lmtool.data.hub import configure_and_import_hub
 from lmtool.errors import ResourceError, UsageError
 from lmtool.export.exporting import ExportDtype, export, prepare_export
 from lmtool.inference.reference import resolve_reference
-from lmtool.printable import printable
+from lmtool.printable import first_line, printable
 
 NAME_FIX = "write ORG/NAME; your user name is an ORG, too"
 
@@ -63,15 +63,11 @@ def _convert_hub_errors(name: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise UsageError(f"the Hub allows no such name: {_first_line(error)}", fix=NAME_FIX) from error
+        raise UsageError(f"the Hub allows no such name: {first_line(error, 200)}", fix=NAME_FIX) from error
     except Exception as error:  # the library raises whatever its back ends raise
         fix = "push again when it can be reached: what arrived whole is not sent again"
         if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
             fix = "log in with a token that may write there: hf auth login"
         elif isinstance(error, OfflineModeIsEnabled):
             fix = "unset HF_HUB_OFFLINE"
-        raise ResourceError(f"cannot push to the Hub: {_first_line(error)}", where=name, fix=fix) from error
-
-
-def _first_line(error: Exception) -> str:
-    return printable(str(error).strip().partition("\n")[0])[:200] or type(error).__name__
+        raise ResourceError(f"cannot push to the Hub: {first_line(error, 200)}", where=name, fix=fix) from error

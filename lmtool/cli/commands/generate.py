@@ -125,8 +125,8 @@ def generate(
     }
     choices["form"] = form = pop_form(choices)
     if form is not None and (stop or prefix):
-        beside = " and ".join([*(["--stop"] if stop else []), *(["--prefix"] if prefix else [])])
-        what = f"--{form.kind} contradicts {beside}, which would be no part of the form"
+        contradicted = " and ".join([*(["--stop"] if stop else []), *(["--prefix"] if prefix else [])])
+        what = f"--{form.kind} contradicts {contradicted}, which would be no part of the form"
         raise UsageError(what, fix="leave out one or the other, or write it into the form")
     choices |= {"masked": mask is not None or length is not None, "n": n}
     if greedy:
