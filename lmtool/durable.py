@@ -13,7 +13,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
@@ -68,7 +68,10 @@ def _make_private_cache_folder() -> Path:
 
 
 def find_writable_path(path: Path) -> Path:
-    """Returns a path in the cache, or its place in a temporary folder if the cache may not be written; warns once."""
+    """Returns a path in the cache, or its place in a temporary folder if the cache may not be written; warns once.
+
+    Raises ResourceError where there is no temporary folder either.
+    """
     cached = cache_folder()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,16 +82,16 @@ def find_writable_path(path: Path) -> Path:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             return path  # which the writer fails to make, too
         reason = error.strerror or str(error)
-    return Path(_make_temporary_cache(cached, reason).name) / path.relative_to(cached)
+    if cached not in _temporary_caches:
+        with convert_write_errors(cached):
+            folder = tempfile.TemporaryDirectory(prefix="lmtool-cache-", ignore_cleanup_errors=True)
+        _temporary_caches[cached] = folder
+        _LOG.warning("nothing is kept in the cache %s: %s; name another folder with LMTOOL_CACHE", cached, reason)
+    return Path(_temporary_caches[cached].name) / path.relative_to(cached)
 
 
-@cache
-def _make_temporary_cache(cached: Path, reason: str) -> tempfile.TemporaryDirectory[str]:
-    """Makes the folder that stands for a cache until the process ends. Raises ResourceError."""
-    with convert_write_errors(cached):
-        folder = tempfile.TemporaryDirectory(prefix="lmtool-cache-", ignore_cleanup_errors=True)
-    _LOG.warning("nothing is kept in the cache %s: %s; name another folder with LMTOOL_CACHE", cached, reason)
-    return folder
+_temporary_caches: dict[Path, tempfile.TemporaryDirectory[str]] = {}
+"""The folder that stands for a cache that may not be written, until the process ends."""
 
 
 def open_regular_file(path: Path, max_bytes: int | None = None) -> BufferedReader:

@@ -121,6 +121,7 @@ def test_a_cache_that_may_not_be_written_is_read_and_what_it_lacks_is_made(
     before = content(prepared(book))
     other = tmp_path / "other.txt"
     other.write_text(prose(4_000, 2), encoding="utf-8", newline="")
+    (cache / "tokenizers").rename(cache / "moved")  # one folder is missing, the others may not be written
     files = contents_of(cache)
 
     def work() -> None:
