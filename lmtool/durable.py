@@ -5,6 +5,7 @@ system to those of lmtool.
 """
 
 import errno
+import logging
 import mmap
 import os
 import shutil
@@ -29,6 +30,8 @@ SCRATCH_LOCK_FILE = f"{TEMPORARY_PREFIX}lock"
 
 MAX_FILE_BYTES = 64 << 20
 """Largest file of settings or records that `read_file` reads by default."""
+
+_LOG = logging.getLogger(__name__)
 
 BytesOrChunks = bytes | memoryview | Iterable[bytes | memoryview]
 """Content of a file: the whole of it, or pieces that are produced while it is written."""
@@ -62,6 +65,33 @@ def _make_private_cache_folder() -> Path:
         if not system.is_private_folder(folder):
             raise ResourceError(f"{what}, and others may write to this one", where=str(folder), fix=fix)
     return folder
+
+
+def find_writable_path(path: Path) -> Path:
+    """Returns a path in the cache, or its place in a temporary folder if the cache may not be written; warns once.
+
+    Raises ResourceError where there is no temporary folder either.
+    """
+    cached = cache_folder()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.access(path.parent, os.W_OK):
+            return path
+        reason = "not writable"
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return path  # which the writer fails to make, too
+        reason = error.strerror or str(error)
+    if cached not in _temporary_caches:
+        with convert_write_errors(cached):
+            folder = tempfile.TemporaryDirectory(prefix="lmtool-cache-", ignore_cleanup_errors=True)
+        _temporary_caches[cached] = folder
+        _LOG.warning("nothing is kept in the cache %s: %s; name another folder with LMTOOL_CACHE", cached, reason)
+    return Path(_temporary_caches[cached].name) / path.relative_to(cached)
+
+
+_temporary_caches: dict[Path, tempfile.TemporaryDirectory[str]] = {}
+"""The folder that stands for a cache that may not be written, until the process ends."""
 
 
 def open_regular_file(path: Path, max_bytes: int | None = None) -> BufferedReader:
@@ -255,9 +285,9 @@ def convert_os_errors(
 _ERROR_CODES: dict[type[OSError], Code] = {FileNotFoundError: "file_not_found", PermissionError: "not_permitted"}
 
 
-def convert_write_errors(path: Path) -> AbstractContextManager[None]:
-    """Converts an OSError in writing an output or the cache to a ResourceError."""
-    return convert_os_errors("cannot write", path, suggest_write_fix)
+def convert_write_errors(path: Path, what: str = "cannot write") -> AbstractContextManager[None]:
+    """Converts an OSError in writing an output, a run or the cache to a ResourceError. what: begins its message."""
+    return convert_os_errors(what, path, suggest_write_fix)
 
 
 def convert_lock_errors(path: Path) -> AbstractContextManager[None]:

@@ -23,6 +23,16 @@ def printable(text: str, *, keep_line_breaks: bool = False) -> str:
     return "".join(c if is_kept(c) else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def first_line(error: Exception, max_characters: int) -> str:
+    """Returns the first line of the message of an error, escaped and shortened; its type if there is no message."""
+    return printable(str(error).strip().partition("\n")[0])[:max_characters] or type(error).__name__
+
+
+def printable_repr(value: object, max_characters: int = 60) -> str:
+    """Returns the `repr` of a value from a file, escaped and shortened."""
+    return printable(repr(value)[: 4 * max_characters])[:max_characters]
+
+
 def format_count(number: int, singular: str, plural: str = "") -> str:
     """Returns a number with its noun: "1 row" or "1,234 rows". plural: by default `singular` with an s."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

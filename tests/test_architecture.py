@@ -23,7 +23,7 @@ LEVELS = [
     {"checksum"},
     {"records"},
     {"recipe"},
-    {"batch"},
+    {"arrays", "batch"},
     {"compute", "run"},
     {"tokenization", "model"},
     {"data"},

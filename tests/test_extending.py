@@ -89,7 +89,7 @@ with open("records.jsonl", "w") as file:
     file.write(json.dumps(filtered))
 assert lmtool("generate", "--replay", "records.jsonl") == "same: the\\n"
 assert refused(*ask, "--eta", "1") == "--eta is 1.0"
-assert refused(*ask, "--greedy", "--eta", "0.5") == "greedy contradicts eta"
+assert refused(*ask, "--greedy", "--eta", "0.5") == "--greedy contradicts --eta"
 assert choose_params("mask-predict", eta=0.5).by == "gibbs"
 """
 TRY_TASK = """

@@ -5,7 +5,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtool.printable import format_count, printable
+from lmtool.printable import first_line, format_count, printable, printable_repr
 
 
 def test_one_line_is_printable():
@@ -31,3 +31,14 @@ def test_no_control_character_is_left(text):
 def test_a_number_has_its_noun():
     assert [format_count(n, "row") for n in (0, 1, 2, 1234)] == ["0 rows", "1 row", "2 rows", "1,234 rows"]
     assert [format_count(n, "class", "classes") for n in (1, 2)] == ["1 class", "2 classes"]
+
+
+def test_the_first_line_of_an_error_is_printable():
+    assert first_line(ValueError("\n no\x07 such file \nand more"), 12) == r"no\x07 such "
+    assert first_line(ValueError(), 12) == "ValueError"
+
+
+def test_a_value_of_a_file_is_shortened():
+    assert printable_repr("a\u200b") == r"'a\u200b'"
+    assert len(printable_repr(["é\x00"] * 1000)) == 60
+    assert printable_repr("abc", 3) == "'ab"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmtool.analysis.attention import TextAttention, make_row_input
+from lmtool.arrays import Floats
 from lmtool.batch import Batch, pad_rows_right
 from lmtool.inference.load import LoadedModel
 from lmtool.model.heads import Classifier
@@ -27,8 +28,6 @@ PATH_STEPS = 64
 
 BATCH_POSITIONS = 4096
 """Positions computed at once."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

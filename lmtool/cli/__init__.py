@@ -119,7 +119,7 @@ def main() -> None:
             typer.echo(printable(traceback.format_exc(), keep_line_breaks=True), err=True, nl=False)
         explained = to_lmtool_error(error)
         for line in filter(None, explained.lines()):
-            typer.echo(_shorten(printable(line)), err=True)
+            typer.echo(_drop_middle(printable(line)), err=True)
         code = explained.exit_code
     sys.exit(code)
 
@@ -128,7 +128,7 @@ MAX_LINE_CHARACTERS = 600
 """Maximum characters of a line of an error message. Paths have at most 255 per folder; longer lines are attacks."""
 
 
-def _shorten(line: str) -> str:
+def _drop_middle(line: str) -> str:
     """Drops the middle of a very long line."""
     return (
         line

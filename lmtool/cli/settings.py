@@ -193,6 +193,12 @@ def pop_form(values: dict[str, Any]) -> "TextForm | None":
     from lmtool.generation.prompts import read_lines
 
     stated = {name: values.pop(name) for name in FORM_OPTIONS if name in values}
+    flags = {name: f"--{name.replace('_', '-')}" for name in FORM_OPTIONS if name != "complete"}
+    given = [flag for name, flag in flags.items() if stated.get(name) is not None]
+    if len(given) > 1:
+        raise UsageError(f"a text can have only one form, not {' and '.join(given)}", fix="give one of them")
+    if not given and stated.get("complete"):
+        raise UsageError("--complete needs a form", fix="give --choices, --regex, --json-schema or --grammar")
     for name in ("json_schema", "grammar"):
         if stated.get(name) is not None:
             path = str(stated[name])

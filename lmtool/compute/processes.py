@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lmtool.batch import widest_float_dtype
 from lmtool.compute import torch_private
 from lmtool.errors import ResourceError, UsageError
-from lmtool.printable import printable
+from lmtool.printable import first_line, printable
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -255,7 +255,7 @@ def _init_process_group(device: torch.device, size: int) -> None:
         _call_interruptibly(partial(dist.init_process_group, backend, timeout=COLLECTIVE_TIMEOUT))
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        what = f"the {size} processes cannot meet: {printable(str(error).splitlines()[0])[:200]}"
+        what = f"the {size} processes cannot meet: {first_line(error, 200)}"
         fix = "choose a free port (torchrun --master-port), the same for all, and see that all are started"
         raise ResourceError(what, where=f"MASTER_ADDR:MASTER_PORT {printable(address)[:100]}", fix=fix) from error
     atexit.register(_destroy_process_group)

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from lmtool.batch import Batch
 from lmtool.compute.device import DTYPES
+from lmtool.compute.kernels.ops import use_kernels_for_fake_tensors
 from lmtool.cost.devices import DeviceGroup
 from lmtool.model import LanguageModel, build
 from lmtool.model.features import find_frozen_features
@@ -139,6 +140,8 @@ def _trace_micro_batch(spec: Model, vocab_size: int, traced: BatchToTrace, devic
         if devices.on_gpu:
             stack.enter_context(force_fused_attention())
             stack.enter_context(_DisableAttentionDropout())
+        else:
+            stack.enter_context(use_kernels_for_fake_tensors())
         read = filter(torch.is_tensor, vars(batch).values())
         ledger = stack.enter_context(AllocationTracker([*lm.parameters(), *lm.buffers(), *read]))
         for _ in range(1 + traced.accumulates):

@@ -2,19 +2,29 @@
 
 surveys/KEY.entry  tokenizers/KEY.entry     16 hexadecimal digits, XXH3 of what follows; a newline; the content
 tokens/KEY/                                 a token store, which has checksums of its own
+
+Where the cache may not be written, it is read, and new entries are in a temporary folder until the process ends.
 """
 
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from lmtool import durable
 from lmtool.checksum import prepend_checksum, sha256, verify_and_strip_checksum
 from lmtool.data.store import MAX_CACHE_FILE_BYTES, TokenStore
-from lmtool.durable import cache_folder, convert_write_errors, hold_lock, replace_path, write_file
+from lmtool.durable import (
+    cache_folder,
+    convert_write_errors,
+    find_writable_path,
+    hold_lock,
+    replace_path,
+    write_file,
+)
 from lmtool.errors import DataError
 
 T = TypeVar("T")
@@ -33,7 +43,11 @@ def load_or_create(
     description: of the entry, for the warning about a damaged one. parse: may raise ValueError.
     Raises ResourceError when the entry cannot be written.
     """
-    path = cache_folder() / folder / f"{key}{_ENTRY}"
+    cached = cache_folder() / folder / f"{key}{_ENTRY}"
+    path = find_writable_path(cached)
+    if path != cached:
+        with suppress(OSError, ValueError):
+            return parse(_read_verified_entry(cached))
     with hold_lock(path.with_suffix(".lock")):
         try:
             return parse(_read_verified_entry(path))
@@ -48,7 +62,7 @@ def load_or_create(
 
 def store_lock_path(path: Path) -> Path:
     """Returns the path of the lock file that a writer of the token store at `path` holds."""
-    return cache_folder() / "locks" / f"{sha256(os.fsencode(path.absolute()))}.lock"
+    return find_writable_path(cache_folder() / "locks" / f"{sha256(os.fsencode(path.absolute()))}.lock")
 
 
 def warn_recreated(description: str, reason: str) -> None:

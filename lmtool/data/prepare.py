@@ -7,6 +7,7 @@ gets stale tokens, and two runs share what is equal.
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.machine import count_cores
-from lmtool.data.cached import TOKENIZERS, TOKENS, load_or_create, remove_cache_folder, store_lock_path, warn_recreated
+from lmtool.data.cached import (
+    TOKENIZERS,
+    TOKENS,
+    load_or_create,
+    remove_cache_folder,
+    store_lock_path,
+    warn_recreated,
+)
 from lmtool.data.corpus import DocumentChunk, find_last_pretoken_boundary
 from lmtool.data.files import display_path
 from lmtool.data.split import CorpusPart, WholeCorpusPart, split_by_characters, split_by_documents
@@ -33,7 +41,7 @@ from lmtool.data.survey import (
     scan_training_text,
     utf8_length,
 )
-from lmtool.durable import cache_folder, convert_write_errors, hold_lock
+from lmtool.durable import cache_folder, convert_write_errors, find_writable_path, hold_lock
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TokenizerSpec
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -288,16 +296,19 @@ def _open_or_write_store(
 ) -> tuple[TokenStore, bool]:
     """Returns the token store of a part of a corpus, and whether it had to be written."""
     key = part.store_key(tokenizer)
-    path = out or cache_folder() / TOKENS / key
+    cached = cache_folder() / TOKENS / key
+    path = out or find_writable_path(cached)
+    if out is None and path != cached:
+        with suppress(DataError):
+            if (store := _open_store_if_same(cached, key, tokenizer, disposable=False)) is not None:
+                return store, False
     with hold_lock(store_lock_path(path)):
         if path.exists():
             if out is not None and not (out / STORE_MANIFEST).exists():
                 raise UsageError("the folder holds something else", where=str(out), fix="choose another folder with -o")
             why = f"{STORE_MANIFEST} is that of other tokens"
             try:
-                store = TokenStore(path, disposable=out is None)
-                if (store.fingerprint, store.vocab_size) == (key, tokenizer.vocab_size):
-                    store.verify_or_start_verifying()
+                if (store := _open_store_if_same(path, key, tokenizer, disposable=out is None)) is not None:
                     remove_progress_file(path)
                     return store, False
             except DataError as error:
@@ -313,6 +324,15 @@ def _open_or_write_store(
             for chunk in encode_chunks_in_parallel(chunks, tokenizer, add_special_tokens=not part.text.corpus.stream):
                 writer.append(chunk)
             return writer.finish(), True
+
+
+def _open_store_if_same(path: Path, key: str, tokenizer: Tokenizer, *, disposable: bool) -> TokenStore | None:
+    """Opens a store and verifies it if it has the tokens of this key; else None. Raises DataError for damage."""
+    store = TokenStore(path, disposable=disposable)
+    if (store.fingerprint, store.vocab_size) != (key, tokenizer.vocab_size):
+        return None
+    store.verify_or_start_verifying()
+    return store
 
 
 def encode_chunks_in_parallel(

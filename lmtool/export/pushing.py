@@ -1,7 +1,7 @@
 """Publishes runs on the Hugging Face Hub."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,19 +9,27 @@ from lmtool.data.hub import configure_and_import_hub
 from lmtool.errors import ResourceError, UsageError
 from lmtool.export.exporting import ExportDtype, export, prepare_export
 from lmtool.inference.reference import resolve_reference
-from lmtool.printable import printable
+from lmtool.printable import first_line, printable
 
 NAME_FIX = "write ORG/NAME; your user name is an ORG, too"
 
 
 def push_to_hub(
-    reference: str, repo_id: str, *, dtype: ExportDtype = "float32", private: bool = False, shows_progress: bool = True
+    reference: str,
+    repo_id: str,
+    *,
+    dtype: ExportDtype = "float32",
+    private: bool = False,
+    shows_progress: bool = True,
+    on_accepted: Callable[[], None] = lambda: None,
 ) -> str:
     """Exports a run and uploads its directory to the repository ORG/NAME in one commit; returns the commit's address.
 
-    The repository is created if there is none. private: a new repository is private, and a public one refused. If the
-    upload breaks off, the repository is as before, and large files that arrived are not sent again by the next push of
-    the same weights.
+    The repository is created if there is none. If the upload breaks off, the repository is as before, and large files
+    that arrived are not sent again by the next push of the same weights.
+
+    private: a new repository is private, and a public one refused. on_accepted: called once the Hub has the repository,
+        before the export.
 
     Raises UsageError for a name that the Hub does not allow and as `export` does, and ResourceError when the Hub cannot
     be reached or refuses.
@@ -38,6 +46,7 @@ def push_to_hub(
     if is_public:
         fix = "push to another name, or make it private in its settings on the Hub"
         raise UsageError("--private is for a new repository, and this one exists and is public", where=repo_id, fix=fix)
+    on_accepted()
     with tempfile.TemporaryDirectory(prefix="lmtool-push-") as folder:
         exported = Path(folder) / "model"
         export(reference, exported, dtype=dtype)
@@ -54,15 +63,11 @@ def _convert_hub_errors(name: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise UsageError(f"the Hub allows no such name: {_first_line(error)}", fix=NAME_FIX) from error
+        raise UsageError(f"the Hub allows no such name: {first_line(error, 200)}", fix=NAME_FIX) from error
     except Exception as error:  # the library raises whatever its back ends raise
         fix = "push again when it can be reached: what arrived whole is not sent again"
         if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
             fix = "log in with a token that may write there: hf auth login"
         elif isinstance(error, OfflineModeIsEnabled):
             fix = "unset HF_HUB_OFFLINE"
-        raise ResourceError(f"cannot push to the Hub: {_first_line(error)}", where=name, fix=fix) from error
-
-
-def _first_line(error: Exception) -> str:
-    return printable(str(error).strip().partition("\n")[0])[:200] or type(error).__name__
+        raise ResourceError(f"cannot push to the Hub: {first_line(error, 200)}", where=name, fix=fix) from error

@@ -204,7 +204,8 @@ class SamplingParams(SamplingFilters):
         taken = strategy_options(self.strategy)
         defaults = {name: getattr(type(self), name) for name in _SAMPLING_OPTIONS if name not in taken}
         if wrong := [name for name, default in defaults.items() if getattr(self, name) != default]:
-            raise UsageError(f"{self.strategy} contradicts {_join_names(wrong)}", fix="leave out one or the other")
+            names = ", ".join(_sort_names(wrong))
+            raise UsageError(f"strategy {self.strategy} contradicts {names}", fix="leave out one or the other")
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             what = f"min_new_tokens is {self.min_new_tokens}"
             raise UsageError(what, fix=f"take a number from 0 to max_new_tokens, {self.max_new_tokens}")
@@ -324,6 +325,7 @@ def _check_ranges(params: AnyParams) -> None:
 def choose_params(
     strategy: StrategyName | None = None,
     *,
+    strategy_flag: str = "",
     masked: bool = False,
     is_bidirectional: bool = False,
     n: int = 1,
@@ -332,6 +334,7 @@ def choose_params(
 ) -> AnyParams:
     """Builds parameters from command-line options, for the named or implied strategy, else for "sample".
 
+    strategy_flag: the option that names the strategy, or asks for masks, as the user typed it; for messages.
     masked: masks are requested, which implies mask-predict.
     is_bidirectional: the model is bidirectional, so mask-predict is the default.
     n: samples of each prompt. options: parameters; None if not given. Without a seed a random one is drawn and
@@ -342,17 +345,23 @@ def choose_params(
     """
     given = {name: value for name, value in options.items() if value is not None}
     seed = secrets.randbelow(2**32) if seed is None else seed
-    name: StrategyName | None = strategy or ("mask-predict" if masked else _implied_strategy(given))
+    name: StrategyName | None = strategy or ("mask-predict" if masked else None)
+    chosen_by = strategy_flag or f"--strategy {name}"
+    if name is None and (implied := _implied_strategy(given)) is not None:
+        name, option = implied
+        chosen_by = option_flag(option)
     if name is None:
         name = "mask-predict" if is_bidirectional else "sample"
+        chosen_by = "mask-predict, which this model needs," if is_bidirectional else name
     if name == "greedy" and given.get("temperature") == 0:
         del given["temperature"]
-    wrong, contradicted = given.keys() - strategy_options(name) - _PARAMS_WITHOUT_OPTION[name], str(name)
+    wrong = given.keys() - strategy_options(name) - _PARAMS_WITHOUT_OPTION[name]
     filters = given.keys() & FILTERS
     if name == "mask-predict" and given.setdefault("by", "gibbs" if filters else "confidence") == "confidence":
-        wrong, contradicted = wrong | filters, name if wrong else "confidence"
+        wrong, chosen_by = wrong | filters, chosen_by if wrong else "--by confidence"
     if wrong:
-        raise UsageError(f"{contradicted} contradicts {_join_names(wrong)}", fix="leave out one or the other")
+        flags = _join_flags(wrong, given.get("form"))
+        raise UsageError(f"{chosen_by} contradicts {flags}", fix="leave out one or the other")
     if name == "beam" and given.get("diversity") and "groups" not in given:
         given["groups"] = given.get(
             "num_beams", SamplingParams.num_beams
@@ -372,24 +381,36 @@ _PARAMS_WITHOUT_OPTION: dict[str, set[str]] = {
 }
 
 
-def _implied_strategy(given: Mapping[str, Any]) -> StrategyName | None:
-    """Returns the strategy that alone takes one of the given parameters; None if there is none."""
+def _implied_strategy(given: Mapping[str, Any]) -> tuple[StrategyName, str] | None:
+    """Returns the strategy that alone takes one of the given parameters, and that parameter; None if there is none."""
     takers = {option: [name for name in STRATEGIES if option in strategy_options(name)] for option in given}
     implied = {option: names[0] for option, names in takers.items() if len(names) == 1}
     if len(set(implied.values())) > 1:
-        raise UsageError(f"{_join_names(implied)} belong to different strategies", fix="keep those of one")
-    return next(iter(implied.values()), None)
+        raise UsageError(f"{_join_flags(implied)} belong to different strategies", fix="keep those of one")
+    return next(((name, option) for option, name in implied.items()), None)
 
 
-def _join_names(names: Collection[str]) -> str:
+def option_flag(name: str) -> str:
+    """Returns the command-line option of a parameter."""
+    _, option = (_SAMPLING_OPTIONS | _MASK_OPTIONS).get(name, (None, None))
+    return option.flag if option is not None and option.flag else f"--{name.replace('_', '-')}"
+
+
+def _sort_names(names: Collection[str]) -> list[str]:
     order = [*dict.fromkeys([*_SAMPLING_OPTIONS, *_MASK_OPTIONS]), "form"]
-    return ", ".join(name.replace("_", "-") for name in sorted(names, key=order.index))
+    return sorted(names, key=order.index)
 
 
-def check_strategy_takes_draft(params: AnyParams) -> None:
-    """Raises UsageError for a strategy that does not support speculative decoding."""
+def _join_flags(names: Collection[str], form: TextForm | None = None) -> str:
+    """Joins the options of parameters. form: the value of `form`, whose kind is its option."""
+    return ", ".join(option_flag(form.kind if name == "form" and form else name) for name in _sort_names(names))
+
+
+def check_strategy_takes_draft(params: AnyParams, *, option: str = "a draft") -> None:
+    """Raises UsageError for a strategy that does not support speculative decoding. option: that names the draft."""
     if params.strategy not in ("greedy", "sample"):
-        raise UsageError(f"{params.strategy} contradicts draft", fix="leave out one or the other")
+        what = f"{option} is for strategies greedy and sample, not for {params.strategy}"
+        raise UsageError(what, fix=f"omit {option}, or take one of these strategies")
 
 
 def params_to_record(params: AnyParams) -> dict[str, Any]:

@@ -93,9 +93,7 @@ def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str
     A bidirectional model masks each token on its own (Salazar et al. 2020).
     Raises UsageError for a text longer than the context, and for a model that predicts no tokens.
     """
-    if isinstance(loaded.recipe.objective, Embedding) or loaded.model.reads == "words":
-        raise UsageError("this model does not predict tokens", fix="name a language model")
-    loaded.check_has_likelihood()
+    check_predicts_tokens(loaded)
     if loaded.prompt_format.answers != (sources is not None):
         needed = "scores targets of sources: give sources" if sources is None else "has no sources: give texts alone"
         raise UsageError(f"this model {needed}")

@@ -211,7 +211,7 @@ def _build_tokenizer(model: PublishedModel, objective_kind: str) -> Tokenizer:
             token_ids["start_tokens"] = [settings.get("decoder_start_token_id"), settings.get("forced_bos_token_id")]
         token_ids["end_tokens"] = ends if isinstance(ends, list) else [ends]
         for key, ids in token_ids.items():
-            names = [inner.id_to_token(i) for i in ids if isinstance(i, int) and 0 <= i < 2**31]
+            names = [inner.id_to_token(i) for i in ids if type(i) is int and 0 <= i < 2**31]
             config[key] = [name for name in names if name is not None]
         with convert_panics():
             tokenizer = Tokenizer(inner, config)

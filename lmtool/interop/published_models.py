@@ -24,7 +24,7 @@ from lmtool.interop.gguf.vocabulary import read_gguf_tokenizer
 from lmtool.interop.gguf.writing import ROPE_DIVISORS_TENSOR
 from lmtool.interop.references import CONFIG_FILE, HEAD_FILE, MODULES_FILE, NOTE_KEY, parse_hub_reference
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_published_tokenizer
-from lmtool.printable import printable
+from lmtool.printable import first_line, printable
 from lmtool.run.tensors import open_safetensors
 
 GENERATION_FILE = "generation_config.json"
@@ -122,8 +122,9 @@ class HuggingFaceModel(PublishedModel):
             self.files.append(pooling)
             normalizes = len(read_json(path / MODULES_FILE, list)) == 3
             self.embedding_objective = {"kind": "embedding", "pool": _read_pooling(pooling), "normalize": normalizes}
-            length = read_json_if_exists(path / LENGTH_FILE).get("max_seq_length")
-            self.max_context = length if isinstance(length, int) and length > 0 else None
+            lengths = StrictConfigReader(read_json_if_exists(path / LENGTH_FILE), str(path / LENGTH_FILE))
+            length = lengths.read_optional("max_seq_length", int)
+            self.max_context = length if length is not None and length > 0 else None
 
     def _find_pooling_config(self, file_names: Sequence[str]) -> Path | None:
         """Finds the file with the pooling of a sentence-transformers model; None in other models."""
@@ -166,7 +167,7 @@ class HuggingFaceModel(PublishedModel):
         return self._opened[file]
 
     def _damage_error(self, file: str, error: Exception) -> CheckpointError:
-        return import_error(f"{file} cannot be read: {_first_line(error)}", self.path / file)
+        return import_error(f"{file} cannot be read: {first_line(error, 120)}", self.path / file)
 
     def read_tensor(self, name: str) -> Tensor:
         stored = self._stored_names[name]
@@ -182,10 +183,6 @@ class HuggingFaceModel(PublishedModel):
 
     def read_tokenizer(self) -> PublishedTokenizer:
         return read_published_tokenizer(self.path, self.family.model_type)
-
-
-def _first_line(error: Exception) -> str:
-    return printable(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
 
 
 def _read_pooling(file: Path) -> str:
@@ -259,7 +256,7 @@ def download_hub_model(reference: str) -> tuple[Path, str]:
         raise import_error(f"the Hub has no model {name}, or it is not public", where, fix) from error
     except Exception as error:  # the library raises whatever its back ends raise
         fix = "check name, revision and network; what was downloaded before is used offline"
-        raise import_error(f"cannot download the model: {_first_line(error)}", where, fix) from error
+        raise import_error(f"cannot download the model: {first_line(error, 120)}", where, fix) from error
     if not any(path.glob("*.safetensors")):
         others: list[str] = []
         with suppress(Exception):  # if the Hub can be reached, to say what it holds instead

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from lmtool.arrays import Ints
 from lmtool.labelling import learning
 from lmtool.labelling.journal import LockedAnswerJournal
-from lmtool.labelling.learning import Ints, RowFeatures
+from lmtool.labelling.learning import RowFeatures
 from lmtool.labelling.table import Labels, TableToLabel
 from lmtool.serving.errors import ApiError, BadRequest
 from lmtool.serving.guard import log

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lmtool.arrays import Floats, Ints
 from lmtool.inference.load import LoadedModel
 from lmtool.search.index import embed_to_unit_vectors
 
@@ -25,8 +25,6 @@ PAIR_FILTER_ROWS = 1_000
 MAX_PROJECTED_ANSWERS = 1_500
 """Maximum answers whose basis features are projected to; of more, the eigenvectors take too long."""
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 RowFeatures = Any
 """A matrix with a row for each row of the table, sparse or not."""
 

@@ -6,6 +6,7 @@ checkpoint with the part of the data as a prefix, such as validation/bits_per_by
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from lmtool.checksum import sha256
@@ -46,7 +47,7 @@ class DashboardLogger(Protocol):
 
 
 class DashboardLoggers:
-    """The loggers that a recipe names. A logger that fails is dropped with one warning and gets no more events."""
+    """The loggers that a recipe names. A logger that fails is closed with one warning and gets no more events."""
 
     def __init__(self) -> None:
         self._started: Started | None = None
@@ -93,7 +94,7 @@ class DashboardLoggers:
         return warnings
 
     def _call_each_or_drop(self, method: str, *arguments: Any) -> Warnings:
-        """Calls a method of each open logger; drops those that fail and returns warnings about them."""
+        """Calls a method of each open logger; closes and drops those that fail, and returns warnings about them."""
         warnings = []
         for name, logger in list((self._open or {}).items()):
             try:
@@ -101,6 +102,9 @@ class DashboardLoggers:
             except Exception as error:
                 assert self._open is not None
                 del self._open[name]
+                if method != "close":
+                    with suppress(Exception):  # the warning is that of the first failure
+                        logger.close()
                 warnings.append(f"no more is logged to {name}: {_format_error(error)}")
         return warnings
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
+from lmtool.arrays import Ints
 from lmtool.batch import IGNORE, Batch, pad_rows_right, widest_float_dtype
 from lmtool.model import HiddenOutput, LanguageModel
 from lmtool.model.transformer import TransformerEncoder
@@ -24,7 +24,6 @@ from lmtool.recipe.spec.objective import Masked, SpanMasking
 NEXT_SENTENCE, SENTENCE_ORDER = "next-sentence-accuracy", "sentence-order-accuracy"
 """Metrics: share of the pairs of texts whose relation is predicted rightly."""
 
-Ints = NDArray[np.int64]
 Words = Ints | list[Ints]
 """Positions of single tokens, or of the tokens of each word."""
 

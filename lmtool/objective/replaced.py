@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
+from lmtool.arrays import Ints
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import sum_auxiliary_losses
@@ -30,8 +30,6 @@ DETECTION_ACCURACY = "detection-accuracy"
 
 REPLACED_RECALL = "replaced-found"
 """Metric: share of the replaced tokens that are detected."""
-
-Ints = NDArray[np.int64]
 
 
 class _LossWithDiscriminatorInputs(NamedTuple):

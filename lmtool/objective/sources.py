@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from lmtool.arrays import Ints
 from lmtool.batch import IGNORE, Batch, pad_rows_right
 from lmtool.objective.base import Example, TextCutSettings, VocabularyInfo, rng_from_tokens
 from lmtool.objective.scheduled import TokenObjective, draw_scheduled_sampling_numbers
 from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
-
-Ints = NDArray[np.int64]
 
 
 class SourceTargetPair(NamedTuple):

@@ -135,8 +135,17 @@ def resolve_finetuning(parent: ParentRun, table: TableProperties, settings: Sequ
         steps = max(MIN_CONTRASTIVE_STEPS, math.ceil(CONTRASTIVE_EPOCHS * table.n_rows / batch_size))
         values = CONTRASTIVE_VALUES | _linear_head_values(parent, recipe, is_frozen=False)
         recipe = recipe.with_unvalidated_values(values | {"training.batch_size": batch_size, "training.steps": steps})
-    chosen = apply_settings(recipe, source, name, settings).recipe
-    if _is_linear_probe(chosen, settings):
+    penalty = _find_penalty_without_optimizer(settings)
+    others = [setting for setting in settings if setting is not penalty]
+    chosen = apply_settings(recipe, source, name, others).recipe
+    is_probe = _is_linear_probe(chosen, settings)
+    if penalty is not None and not is_probe:
+        what = (
+            f"optimizer.l2 is the penalty of a head that is fitted, and this one is trained by {chosen.optimizer.kind}"
+        )
+        fix = "add --freeze body, which fits a linear head alone, or set optimizer.weight_decay instead"
+        raise UsageError(what, where=penalty.flag, fix=fix)
+    if is_probe:
         recipe = recipe.with_unvalidated_values(
             FITTED_HEAD_VALUES | _linear_head_values(parent, recipe, is_frozen=True)
         )
@@ -192,6 +201,13 @@ def requests_gradient_training(settings: Sequence[Setting]) -> bool:
         and (setting.key, setting.value) not in of_fit
         for setting in settings
     )
+
+
+def _find_penalty_without_optimizer(settings: Sequence[Setting]) -> Setting | None:
+    """Returns the setting of `optimizer.l2` if no setting names the optimizer, which the penalty then depends on."""
+    if any(setting.key in ("optimizer", "optimizer.kind") for setting in settings):
+        return None
+    return next((setting for setting in reversed(settings) if setting.key == "optimizer.l2"), None)
 
 
 def _linear_head_values(parent: ParentRun, recipe: Recipe, is_frozen: bool) -> dict[str, object]:

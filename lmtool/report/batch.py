@@ -216,7 +216,7 @@ def format_title(recipe: Recipe) -> str:
     return f"{recipe.model.title}, objective {recipe.objective.kind}: {recipe.description}"
 
 
-def format_batch_lines(collated: CollatedBatch, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
+def format_batch_lines(collated: CollatedBatch, *, ascii_only: bool = False) -> Iterator[str | Text]:
     """Formats the tables of a batch as lines of text."""
     yield format_title(collated.recipe)
     for part in tabulate_batch(collated):

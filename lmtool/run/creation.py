@@ -12,7 +12,7 @@ from pathlib import Path
 from lmtool import durable, system
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.directory import CHECKPOINTS, RUN_FILES, Run, convert_write_errors
+from lmtool.run.directory import CANNOT_WRITE, CHECKPOINTS, RUN_FILES, Run
 from lmtool.run.files import RunInfo
 from lmtool.run.lock import LOCK_FILE, RunLock, is_run_locked
 from lmtool.run.paths import RUN_INFO_FILE, runs_root
@@ -29,11 +29,11 @@ def create_run(folder: Path | None, info: RunInfo, files: Mapping[str, bytes], r
     """
     check_output_folder(folder, replace_aborted)
     path = folder or make_run_path(info.recipe)
-    with convert_write_errors(path):
+    with durable.convert_write_errors(path, CANNOT_WRITE):
         path.mkdir(parents=True, exist_ok=folder is not None)
         lock = RunLock(path)
     try:
-        with convert_write_errors(path):
+        with durable.convert_write_errors(path, CANNOT_WRITE):
             if replace_aborted and _is_aborted_run(path):
                 for name in RUN_FILES:  # run.json first, so that the rest does not look like a run
                     durable.remove_path(path / name)
@@ -61,7 +61,11 @@ def check_output_folder(folder: Path | None, replace_aborted: bool = False) -> N
     if folder is not None and (not (replace_aborted and _is_aborted_run(folder)) or is_run_locked(folder)):
         _check_is_unused(folder, replace_aborted, holds_lock=False)
     nearest = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
-    with convert_write_errors(path), tempfile.TemporaryFile(dir=nearest) as file, durable.convert_lock_errors(path):
+    with (
+        durable.convert_write_errors(path, CANNOT_WRITE),
+        tempfile.TemporaryFile(dir=nearest) as file,
+        durable.convert_lock_errors(path),
+    ):
         system.try_to_lock_file(file.fileno())
 
 

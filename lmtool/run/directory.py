@@ -9,7 +9,7 @@ metrics.json too, and one whose session has ended report.html.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -61,6 +61,9 @@ _COPY_BYTES = 1 << 22
 """Bytes of a file that are copied at once."""
 
 FEATURES = "features"
+
+CANNOT_WRITE = "cannot write to the output folder"
+"""Beginning of the message where a run cannot be written."""
 """A copy of the run whose states the model reads: its recipe, tokenizer and one checkpoint."""
 
 PROFILE = "profile"
@@ -393,16 +396,12 @@ class Run:
         """Converts errors of writing to the run, or to a path in it, by the process that holds the lock."""
         if self._lock is None:
             raise RuntimeError("only the process that holds the lock of a run writes to it")
-        with convert_write_errors(path or self.path):
+        with durable.convert_write_errors(path or self.path, CANNOT_WRITE):
             yield
 
     def _write_info(self, info: RunInfo) -> None:
         durable.replace_file(self.path / RUN_INFO_FILE, info.to_json_bytes())
         self.info = info
-
-
-def convert_write_errors(path: Path) -> AbstractContextManager[None]:
-    return durable.convert_os_errors("cannot write to the output folder", path, durable.suggest_write_fix)
 
 
 def _read_info(path: Path) -> RunInfo:

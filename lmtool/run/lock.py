@@ -3,7 +3,6 @@
 import os
 import time
 import weakref
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from lmtool import durable, system
@@ -23,7 +22,7 @@ class RunLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        with _convert_write_errors(folder):
+        with durable.convert_write_errors(folder, "cannot write to the run directory"):
             self._handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             with durable.convert_lock_errors(folder / LOCK_FILE):
@@ -35,7 +34,7 @@ class RunLock:
                         fix = "wait until it ends, or stop it"
                         raise CheckpointError(what, where=str(folder), fix=fix, code="run_in_use")
                     time.sleep(0.02)
-            with _convert_write_errors(folder):
+            with durable.convert_write_errors(folder, "cannot write to the run directory"):
                 os.ftruncate(self._handle, 0)
                 os.write(self._handle, f"{os.getpid()}\n".encode())
         except BaseException:
@@ -48,10 +47,6 @@ class RunLock:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
-
-
-def _convert_write_errors(folder: Path) -> AbstractContextManager[None]:
-    return durable.convert_os_errors("cannot write to the run directory", folder, durable.suggest_write_fix)
 
 
 def is_run_locked(folder: Path) -> bool:

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from lmtool.arrays import Floats
 
 BOOTSTRAP_SAMPLES = 4000
 """Bootstrap samples of the rows."""

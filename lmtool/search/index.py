@@ -25,6 +25,7 @@ from typing import Any, cast
 import numpy as np
 
 from lmtool import durable
+from lmtool.arrays import Ints
 from lmtool.checksum import xxh3
 from lmtool.compute.device import configure_compute
 from lmtool.data.files import quote
@@ -37,7 +38,7 @@ from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Classification
 from lmtool.search.database import check_regular, convert_sqlite_errors, damaged_index_error, open_verified_database
 from lmtool.search.entries import Entry, Hits
-from lmtool.search.nearest import Ints, find_nearest_by_cosine, normalize
+from lmtool.search.nearest import find_nearest_by_cosine, normalize
 from lmtool.tasks.metrics import find_positive_class
 from lmtool.tasks.predict import LabelPredictor, get_text_columns
 

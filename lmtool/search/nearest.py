@@ -8,11 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from lmtool.arrays import Ints
 from lmtool.inference.embedding import Vectors
-
-Ints = NDArray[np.int64]
 
 MAX_SIMILARITIES = 1 << 26
 """Maximum similarities in memory: 256 MB."""

@@ -29,7 +29,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.page import check_page_is_replaceable, write_page
 from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.creation import check_output_folder, has_checkpoint
-from lmtool.run.directory import CHECKPOINTS, RECIPE, REPORT, RESULTS, Run, convert_write_errors
+from lmtool.run.directory import CANNOT_WRITE, CHECKPOINTS, RECIPE, REPORT, RESULTS, Run
 from lmtool.run.history import RunHistory, finite_number
 from lmtool.run.listing import read_recipe_values
 from lmtool.run.lock import is_run_locked
@@ -191,7 +191,7 @@ class Sweep:
         run = Run.open(self.folder / name)
         values, data = read_recipe_values(run), run.info.data
         steps = finite_number(values.get("training.steps")) or math.inf
-        is_measured = values.get("evaluation.baseline") or (data and data.valid_rows is not None)
+        is_measured = values.get("evaluation.baseline") is True or (data and data.valid_rows is not None)
         files = [REPORT, *([RESULTS] if is_measured else [])]
         done = run.state == "finished" and all((run.path / file).exists() for file in files)
         return 1.0 if done else min(0.999, list_checkpoints(run.path / CHECKPOINTS)[-1][0] / steps)
@@ -226,7 +226,7 @@ class Sweep:
         check_page_is_replaceable(self.folder / SWEEP_PAGE_FILE, SWEEP_PAGE_HEADING)
         if not (self.folder / SWEEP_PAGE_FILE).exists():
             durable.check_path_is_free(self.folder / BEST_RECIPE_FILE)
-        with convert_write_errors(self.folder):
+        with durable.convert_write_errors(self.folder, CANNOT_WRITE):
             self.folder.mkdir(parents=True, exist_ok=True)
 
     def list_locked_runs(self) -> list[str]:

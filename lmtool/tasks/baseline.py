@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.arrays import Floats, Ints
 from lmtool.printable import format_count
 from lmtool.recipe.grammar import join_with_or
 from lmtool.run.files import BaselineScores
@@ -40,9 +41,6 @@ LABEL_KIND_METRICS: Mapping[LabelKind, str] = {"class": "accuracy", "multi": "mi
 
 # R rows, C classes or labels or 1 number, F features, D vector width
 
-Floats = NDArray[np.float64]
-
-Indices = NDArray[np.int64]
 
 EmbedTexts = Callable[[Sequence[str]], NDArray[np.float32]]
 """Computes vectors of texts (R, D) of length 1."""
@@ -139,7 +137,7 @@ def _score_constant_and_linear_models(
     by_words, mean_C = has_recurring_words(texts[: len(fitted)]), target_RC[: len(fitted)].mean(0)
     constant_C = mean_C if labels.kind == "number" else np.eye(len(mean_C))[mean_C.argmax()]
 
-    def score(make_features: Callable[[Indices, Indices], tuple[Any, Any] | None]) -> float:
+    def score(make_features: Callable[[Ints, Ints], tuple[Any, Any] | None]) -> float:
         """Returns the metric of a linear model; that of the constant if there are no features."""
         scores = []
         for known, measured in splits:
@@ -150,7 +148,7 @@ def _score_constant_and_linear_models(
                 scores.append(np.tile(constant_C, (len(measured), 1)))
         return compute_main_metric(truth_RC, np.concatenate(scores), labels.kind)
 
-    def make_tfidf(known: Indices, measured: Indices) -> tuple[Any, Any] | None:
+    def make_tfidf(known: Ints, measured: Ints) -> tuple[Any, Any] | None:
         return _fit_and_transform_tfidf([texts[i] for i in known], [texts[i] for i in measured], by_words)
 
     scores = {"constant": score(lambda known, measured: None), "linear": score(make_tfidf)}

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.arrays import Floats
 from lmtool.data.files import quote, quote_all
 from lmtool.data.table import open_table, parse_label_number
 from lmtool.errors import DataError, UsageError
@@ -19,7 +20,7 @@ from lmtool.tasks import metrics
 from lmtool.tasks.heads import HeadTask, Misprediction
 from lmtool.tasks.metrics import MetricValues
 from lmtool.tasks.reading import LabelledTable
-from lmtool.tasks.task import Cells, Floats, FormattedNumber, Task
+from lmtool.tasks.task import Cells, FormattedNumber, Task
 from lmtool.tokenization.prompt_format import PromptFormat
 
 MIN_MISTAKES = 10

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from lmtool.arrays import Floats
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import EvaluationItems, ValidationResult, evaluate_items
 from lmtool.objective import Loss
@@ -23,7 +24,7 @@ from lmtool.tasks.reading import LabelledRow, LabelledTable
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
-from lmtool.tasks.task import Cells, Floats, Task, TaskModel
+from lmtool.tasks.task import Cells, Task, TaskModel
 from lmtool.tokenization.prompt_format import PromptFormat
 
 RANKING_DEPTH = 10

@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple, cast
 import numpy as np
 
 from lmtool.analysis.attribution import find_words_and_positions_in_row, remove_tokens
+from lmtool.arrays import Floats
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import ValidationResult
 from lmtool.recipe.spec.objective import Classification
@@ -20,7 +21,7 @@ from lmtool.tasks.reading import LabelledRow, LabelledTable
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
-from lmtool.tasks.task import MAX_LISTED_ROWS, Cells, Floats, Prediction, Task, TaskModel
+from lmtool.tasks.task import MAX_LISTED_ROWS, Cells, Prediction, Task, TaskModel
 from lmtool.tokenization.prompt_format import PromptFormat
 
 MAX_DECISIVE_WORDS = 3

@@ -25,6 +25,9 @@ from lmtool.tokenization.prompt_format import Prompt
 FILTER_NAMES = tuple(field.name for field in fields(SamplingFilters))
 """Keys of `generation_kwargs` that are sampling filters here."""
 
+OFF_AT_ZERO = ("top_k", "min_p")
+"""Filters that 0 turns off in Hugging Face Transformers, for which tasks are written."""
+
 
 class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
     """Answers the requests of lm-eval: in batches by length, computing what the requests of a row share once.
@@ -70,6 +73,7 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
             params = SamplingParams("greedy", max_new_tokens=options["max_gen_toks"])
             if options["do_sample"]:
                 sampling = {key: options[key] for key in FILTER_NAMES if options.get(key) is not None}
+                sampling = {key: value for key, value in sampling.items() if value or key not in OFF_AT_ZERO}
                 params = SamplingParams("sample", max_new_tokens=options["max_gen_toks"], **sampling)
             prompts = [self._make_truncated_prompt(requests[n].args[0], params.max_new_tokens) for n in chosen]
             found = TextGenerator(self._loaded).completions(prompts, params, stop=stop, overflow="cut")

@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 
+from lmtool.arrays import Floats, Ints
 from lmtool.printable import align_columns, format_count, printable
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 MetricValues = dict[str, Any]
 """Metrics by name, as JSON values."""
 

@@ -9,13 +9,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.arrays import Floats
 from lmtool.errors import UsageError
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tasks import metrics
 from lmtool.tasks.heads import HeadTask, Misprediction
 from lmtool.tasks.labels import SEPARATOR
 from lmtool.tasks.metrics import MetricValues
-from lmtool.tasks.task import Cells, Floats, FormattedNumber
+from lmtool.tasks.task import Cells, FormattedNumber
 from lmtool.tokenization.prompt_format import PromptFormat
 
 MIN_THRESHOLD_ROWS = 20

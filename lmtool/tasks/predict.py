@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple, Self, cast
 
+from lmtool.arrays import Floats
 from lmtool.data.files import quote
 from lmtool.data.rowfile import find_matching_column
 from lmtool.data.table import Row, SkippedRows, Table, open_table
@@ -25,7 +26,7 @@ from lmtool.tasks.reading import LabelledRow, LabelledTable, read_labelled_table
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns, choose_columns
-from lmtool.tasks.task import Cells, Floats, Prediction, Task, TaskModel
+from lmtool.tasks.task import Cells, Prediction, Task, TaskModel
 from lmtool.tokenization.tokenizer import find_word_spans
 
 AS_IN_TRAINING = Data()

@@ -11,8 +11,8 @@ from string import Formatter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lmtool.arrays import Floats
 from lmtool.data.column_names import LABEL_NAMES, normalize_name
 from lmtool.data.files import quote, quote_all
 from lmtool.data.rowfile import find_matching_column
@@ -41,8 +41,6 @@ CONTENT_FREE_TEXTS = ("N/A", "", "[MASK]")
 
 NORMALIZATIONS = {"sum": "sum", "per_token": "per token", "per_byte": "per byte"}
 """How answers are scored: by the sum of the log-probabilities of their tokens, or the sum divided by a length."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

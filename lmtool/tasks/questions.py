@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lmtool.arrays import Floats
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import ValidationResult
@@ -22,7 +23,7 @@ from lmtool.tasks.metrics import MetricValues, compute_word_f1, exact_match, fin
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
-from lmtool.tasks.task import Cells, Floats, FormattedNumber, Prediction, Task, TaskModel, list_worst_and_best
+from lmtool.tasks.task import Cells, FormattedNumber, Prediction, Task, TaskModel, list_worst_and_best
 from lmtool.tokenization.prompt_format import PromptFormat
 
 

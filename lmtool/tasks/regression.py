@@ -8,13 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from lmtool.arrays import Floats
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tasks import metrics
 from lmtool.tasks.heads import HeadTask
 from lmtool.tasks.labels import Label
 from lmtool.tasks.metrics import MetricValues
 from lmtool.tasks.reading import LabelledTable
-from lmtool.tasks.task import Cells, Floats, FormattedNumber
+from lmtool.tasks.task import Cells, FormattedNumber
 from lmtool.tokenization.prompt_format import PromptFormat
 
 

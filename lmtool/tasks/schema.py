@@ -485,7 +485,8 @@ def _find_related_texts(sample: TableSample) -> tuple[str, ...]:
 def has_related_texts(table: Table, requested: Data, allow_scores: bool) -> bool:
     """Returns whether rows are related texts without a label; if `allow_scores`, also with a label that is a number.
 
-    Rows with other labels, conversations and instructions are not.
+    Rows with other labels, conversations and instructions are not. Raises DataError where a column without the name of
+    a label may be one.
     """
     sample = TableSample(table)
     texts = _get_named_texts(requested) or _find_related_texts(sample)
@@ -495,10 +496,24 @@ def has_related_texts(table: Table, requested: Data, allow_scores: bool) -> bool
     if len(texts) < 2 or others or are_answers or sample.row_kind != "texts":
         return False
     label = requested.label_column or sample.find_named(LABEL_NAMES, exclude=texts)
+    if label is None:
+        _ask_for_possible_label(sample, texts)
     if label is None or not allow_scores:
         return label is None
     cells = map(normalize_label_cell, sample.cells[find_matching_column(label, table.names) or label])
     return infer_label_kind([cell for cell in cells if cell]) == "number"
+
+
+def _ask_for_possible_label(sample: TableSample, texts: Sequence[str]) -> None:
+    """Raises DataError if another column may be the label of pairs of texts, unless their names say that they belong
+    together."""
+    if any(fold_name(name).rstrip("0123456789") in (*POSITIVE_NAMES, *NEGATIVE_NAMES) for name in texts):
+        return
+    if found := list(_count_classes_by_column(sample, texts)):
+        what = f"cannot infer whether {quote_all(found)} {'is' if len(found) == 1 else 'has'} the label of these texts"
+        named = [*(f"--text-column {shlex.quote(name)}" for name in texts), f"--label-column {shlex.quote(found[0])}"]
+        fix = f"name it, {' '.join(named)}, or train vectors that are near each other: -s objective.kind=embedding"
+        raise DataError(what, where=display_path(sample.table.path), fix=fix)
 
 
 def _choose_annotated_columns(sample: TableSample, kind: RowKind, named: Data, labelled: bool) -> Columns:

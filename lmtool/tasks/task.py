@@ -32,7 +32,6 @@ MAX_LISTED_ROWS = 10
 MAX_TEXT_CHARACTERS = 1000
 """Characters of a row's text that results keep."""
 
-Floats = NDArray[np.float64]
 Cells = tuple[object, ...]
 """Values of the columns that a prediction adds to a row."""
 

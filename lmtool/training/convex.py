@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lmtool.arrays import Floats
 from lmtool.batch import Batch
 from lmtool.compute.device import use_cpu_threads
 from lmtool.model.averaging import NaiveBayesHead, log_count_ratios
@@ -64,8 +65,6 @@ MAX_BASIS_PRODUCTS = 4_000_000
 MIN_THREADED_PRODUCTS = 50_000_000
 """Products of features with weights from which several threads compute. With fewer, threads wait for each other longer
 than they compute."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -446,7 +446,7 @@ def prepare_text(
         seed=recipe.seed,
         carries_state=recipe.training.carry_state,
         max_validation_tokens=recipe.evaluation.tokens,
-        is_measured=recipe.evaluation.baseline,
+        is_measured=recipe.evaluation.baseline is True,
         interpolates=recipe.evaluation.interpolate,
         is_foreign=tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile),
     )

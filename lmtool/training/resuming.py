@@ -165,7 +165,7 @@ def _is_complete(
 
     needs_evaluation: whether the final evaluation has to be done again.
     """
-    measures = is_for_tables(recipe) or recipe.evaluation.baseline
+    measures = is_for_tables(recipe) or recipe.evaluation.baseline is True
     is_measured = not measures or ((run.path / RESULTS).exists() and not needs_evaluation)
     trained = state.is_stale(recipe.evaluation) or recipe.training.steps <= checkpoint.step
     return trained and state.pending is None and is_measured

@@ -13,7 +13,7 @@ from lmtool.compute.device import ExecutionContext
 from lmtool.data.blocks import STREAMS_FOLDER, BackgroundBlockTokenizer
 from lmtool.data.prepare import TokenizedData
 from lmtool.data.streaming import BlockPosition
-from lmtool.durable import cache_folder, make_parent_and_scratch_folder
+from lmtool.durable import cache_folder, find_writable_path, make_parent_and_scratch_folder
 from lmtool.errors import CheckpointError
 from lmtool.objective import Example, TextCutSettings
 from lmtool.run.files import StreamPosition
@@ -38,7 +38,9 @@ def open_block_stores(
         raise CheckpointError(what, fix="resume from another checkpoint")
     with ExitStack() as stack:
         folder = (
-            stack.enter_context(make_parent_and_scratch_folder(cache_folder() / STREAMS_FOLDER))
+            stack.enter_context(
+                make_parent_and_scratch_folder(find_writable_path(cache_folder() / STREAMS_FOLDER / "blocks").parent)
+            )
             if compute.world.is_main
             else Path()
         )

@@ -128,11 +128,14 @@ def train_session(
 
 
 def _measure_or_read_baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
-    """Measures the baselines of tables with labels, or reads those that the run has kept."""
+    """Measures the baselines of tables with labels, or reads those that the run has kept, unless it is off."""
     data, recipe = job.data, job.recipe
     if not isinstance(data, TableData):
         return
-    kept, base = run.saved_baselines, job.base if job.checkpoint is None and job.compute.world.size == 1 else None
+    kept = run.saved_baselines  # also where the recipe says false, as those of earlier versions always do
+    if kept is None and recipe.evaluation.baseline is False:
+        return
+    base = job.base if job.checkpoint is None and job.compute.world.size == 1 else None
     if kept is not None:
         data.baselines = {name: Baseline(**dict(figures)) for name, figures in kept.root.items()}
     else:

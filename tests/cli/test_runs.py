@@ -72,6 +72,15 @@ def test_a_narrow_terminal_gets_fewer_columns(run: Run, monkeypatch: pytest.Monk
     assert ("model" in heading) == (columns == 150)
 
 
+def test_the_record_of_a_run_has_all_that_is_kept_of_its_data(runs: Path, run: Run) -> None:
+    data = {"lines": ["60 rows"], "valid_rows": 6, "features": [{"path": "runs/elmo", "width": 32}]}
+    old = RunInfo.create(recipe="r", summary="s", fingerprints={"data": "d0", "tokenizer": "t0"}, data=data)
+    with create_run(runs / "old", old, {"recipe.yaml": b"seed: 1\n", "tokenizer.json": b"{}"}):
+        pass
+    assert json.loads(call("show", "old", "--json"))["data"] == data
+    assert json.loads(call("show", str(run.path), "--json"))["data"] is None
+
+
 def test_no_runs(runs: Path) -> None:
     result = CliRunner().invoke(app, ["ls"])
     assert (result.exit_code, result.stdout) == (0, "")

@@ -1,6 +1,8 @@
 """Damaged entries of the cache: found, reported on one line, and made anew."""
 
 import logging
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,12 @@ from lmtool.data import store as store_module
 from lmtool.data.cached import find_damaged_entries, load_or_create
 from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.recipe.spec.text import BpeTokenizer, Data
+from tests.faults.places import make_read_only
+from tests.run.killing import in_child
 from tests.support.errors import refuses
 from tests.support.texts import prose
+
+CANNOT_MOUNT = 77
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +111,41 @@ def test_content_that_cannot_be_parsed_is_made_anew(caplog: pytest.LogCaptureFix
     assert load_or_create("numbers", "k", "a number", lambda: b"13", int) == 12
     assert [record.getMessage() for record in caplog.records if record.getMessage().startswith("a number")]
     assert len(caplog.records) == 1
+
+
+def test_a_cache_that_may_not_be_written_is_read_and_what_it_lacks_is_made(
+    book: Path, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one warning."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = content(prepared(book))
+    other = tmp_path / "other.txt"
+    other.write_text(prose(4_000, 2), encoding="utf-8", newline="")
+    (cache / "tokenizers").rename(cache / "moved")  # one folder is missing, the others may not be written
+    files = contents_of(cache)
+
+    def work() -> None:
+        if not make_read_only(cache):
+            os._exit(CANNOT_MOUNT)
+        read = prepared(book)
+        assert content(read) == before
+        assert read.train.path.is_relative_to(cache)
+        made = [prepared(other) for _ in range(2)]
+        assert content(made[0]) == content(made[1])
+        assert content(made[0]) != before
+        assert made[1].seconds == 0, "of the process itself"
+        assert content(prepared(other, tmp_path / "out")) == content(made[0])
+        (warning,) = caplog.records
+        assert "nothing is kept in the cache" in warning.getMessage()
+        assert "Read-only" in warning.getMessage() or "not writable" in warning.getMessage()
+        assert "LMTOOL_CACHE" in warning.getMessage()
+
+    code = os.waitstatus_to_exitcode(os.waitpid(in_child(work), 0)[1])
+    if code == CANNOT_MOUNT:
+        pytest.skip("this user cannot mount a folder")
+    assert code == 0
+    assert contents_of(cache) == files
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -166,14 +166,18 @@ def test_a_push_that_breaks_off_changes_nothing_and_goes_on(hub: Hub, run: Path,
 
 
 def test_a_private_push_to_a_public_repository_is_refused(hub: Hub, run: Path, tmp_path: Path) -> None:
-    assert push(hub, tmp_path, str(run), NAME).returncode == 0
-    refused = push(hub, tmp_path, str(run), NAME, "--private", "-q")
+    pushed = push(hub, tmp_path, str(run), NAME)
+    assert pushed.returncode == 0
+    assert f"exporting, and uploading to {NAME}" in pushed.stderr
+    refused = push(hub, tmp_path, str(run), NAME, "--private")
     assert (refused.returncode, hub.commits) == (2, 1), refused.stderr
+    assert refused.stderr.startswith("--private is for a new repository"), "nothing is said before"
 
 
 def test_a_push_is_refused_before_anything_is_sent(hub: Hub, run: Path, tmp_path: Path) -> None:
     refused = push(hub, tmp_path, str(run), NAME, token="hf_of-another")
     assert refused.returncode == 5
+    assert refused.stderr.startswith("cannot push to the Hub"), "nothing is said before"
     assert "hf auth login" in refused.stderr
     assert push(hub, tmp_path, str(run), "stories").returncode == 2
     assert push(hub, tmp_path, str(run), "ada//stories").returncode == 2

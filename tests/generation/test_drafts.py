@@ -367,6 +367,9 @@ def test_filters_that_leave_nothing_are_an_error_only_where_the_text_arrives():
 
 def test_drafts_that_do_not_fit_are_refused():
     model, greedy = transformer(), SamplingParams("greedy")
+    for settings in (SamplingParams("beam"), SamplingParams("beam", num_beams=1)):
+        with pytest.raises(UsageError, match="a draft is for strategies greedy and sample, not for beam"):
+            generate(model, [[1]], settings, draft=NGramDraft())
     for family in ("lstm", "3-gram", "gru-attention"):
         with pytest.raises(UsageError, match="go back"):
             generate(model_of(family, torch.float64), [[1]], greedy, draft=NGramDraft())

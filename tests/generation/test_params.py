@@ -1,12 +1,14 @@
 import pytest
 
 from lmtool.errors import UsageError
+from lmtool.generation.forms import TextForm
 from lmtool.generation.params import (
     STRATEGIES,
     MaskPredict,
     SamplingParams,
     choose_params,
     default_value,
+    option_flag,
     strategy_options,
 )
 
@@ -42,8 +44,30 @@ def test_a_strategy_takes_its_own_fields_and_no_others(strategy, name):
     if name in strategy_options(strategy):
         assert getattr(choose_params(strategy, **asked), name) == VALUES[name]
     else:
-        with pytest.raises(UsageError, match=f"{strategy} contradicts {name.replace('_', '-')}"):
+        with pytest.raises(UsageError, match=rf"--strategy {strategy} contradicts {option_flag(name)}\n"):
             choose_params(strategy, **asked)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"num_beams": 4, "temperature": 0.5}, "--num-beams contradicts --temperature"),
+        ({"groups": 2, "top_k": 5}, "--beam-groups contradicts --top-k"),
+        ({"strategy": "beam", "top_p": 0.5, "temperature": 0.5}, "--strategy beam contradicts --temperature, --top-p"),
+        ({"strategy": "greedy", "strategy_flag": "--greedy", "top_k": 5}, "--greedy contradicts --top-k"),
+        ({"masked": True, "strategy_flag": "--mask", "max_new_tokens": 5}, "--mask contradicts --max-new-tokens"),
+        ({"masked": True, "strategy_flag": "--mask", "form": TextForm("regex", "a")}, "--mask contradicts --regex"),
+        ({"by": "confidence", "top_k": 5}, "--by confidence contradicts --top-k"),
+        (
+            {"is_bidirectional": True, "max_new_tokens": 5},
+            "mask-predict, which this model needs, contradicts --max-new-tokens",
+        ),
+    ],
+)
+def test_contradictions_name_the_options_as_they_are_typed(given, what):
+    with pytest.raises(UsageError) as refused:
+        choose_params(**given)
+    assert refused.value.what == what
 
 
 def test_a_setting_of_one_strategy_implies_it():
@@ -52,6 +76,8 @@ def test_a_setting_of_one_strategy_implies_it():
     assert choose_params(top_k=2).strategy == "sample"
     assert choose_params(top_k=2, seed=1, is_bidirectional=True) == MaskPredict(by="gibbs", top_k=2)
     assert choose_params(seed=1, masked=True) == MaskPredict()
+    with pytest.raises(UsageError, match="--num-beams, --rounds belong to different strategies"):
+        choose_params(rounds=2, num_beams=3)
 
 
 def test_choose_keeps_what_is_given_and_the_defaults_of_the_rest():

@@ -151,9 +151,32 @@ def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str]
     np.testing.assert_array_equal(np.concatenate([one.vectors for one in embed(again, TEXTS, -1, "own")]), found)
 
 
+@pytest.mark.parametrize("length", [True, "64", 64.0])
+def test_a_length_that_is_no_integer_is_refused(length: object, tmp_path: Path) -> None:
+    """True would be a context of one token."""
+    folder = tmp_path / "model"
+    peer_in(folder, ("BertModel", PLAIN, word_pieces(), BERT))
+    listed = [{"idx": 0, "path": "", "type": "st.models.Transformer"}]
+    listed.append({"idx": 1, "path": "1_Pooling", "type": "st.models.Pooling"})
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+    with pytest.raises(CheckpointError, match=f"max_seq_length is {length!r}, not of type int"):
+        import_to_cache(str(folder))
+
+
 def change(folder: Path, file: str, **values: Any) -> None:
     content = json.loads((folder / file).read_text())
     (folder / file).write_text(json.dumps({**content, **values}))
+
+
+def test_a_truth_value_is_no_end_token(tmp_path: Path) -> None:
+    peer_in(tmp_path / "model", "llama")
+    known = brought(tmp_path / "model").tokenizer.roles.ends
+    change(tmp_path / "model", "config.json", eos_token_id=[*known, True])
+    assert 1 not in known
+    assert brought(tmp_path / "model").tokenizer.roles.ends == known
 
 
 def rewrite(folder: Path, **tensors: torch.Tensor | None) -> None:

@@ -154,20 +154,25 @@ def test_a_logger_that_is_not_installed_is_a_warning(work, monkeypatch):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_logger_that_fails_is_told_once_and_gets_no_more(work, monkeypatch):
+def test_a_logger_that_fails_is_told_once_closed_and_gets_no_more(work, monkeypatch):
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     from torch.utils.tensorboard import SummaryWriter
 
-    calls = []
+    calls, closed = [], []
 
     def fails(*arguments):
         calls.append(arguments)
         raise OSError("the disk is full")
 
+    def closes(writer):
+        closed.append(writer)
+        raise OSError("the disk is still full")
+
     monkeypatch.setattr(SummaryWriter, "add_scalar", fails)
+    monkeypatch.setattr(SummaryWriter, "close", closes)
     run, warned = trained(work, "logging=[tensorboard]")
     assert warned == ["no more is logged to tensorboard: OSError: the disk is full"]
-    assert len(calls) == 1
+    assert (len(calls), len(closed)) == (1, 1)
     assert len(numbers_of(run)["loss"]) == 12
 
 

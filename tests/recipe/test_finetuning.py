@@ -2,6 +2,7 @@
 
 import pytest
 
+from lmtool.errors import RecipeError, UsageError
 from lmtool.recipe.finetuning import (
     MAX_ROWS_OF_CLASS,
     ParentRun,
@@ -50,6 +51,21 @@ def test_rates_of_published_models_fall_with_their_width() -> None:
     assert rates[768] == pytest.approx(rates[384] / 2, rel=0.02)
     # of BERT-base: Devlin et al. 2019 advise 2e-5 to 5e-5, Turc et al. 2019 up to 3e-4 for small ones
     assert 2e-5 <= rates[768] <= 5e-5
+
+
+def test_a_penalty_is_that_of_a_head_that_is_fitted() -> None:
+    """The optimizer follows from --freeze body, so nobody has to name it."""
+    fitted = chosen(6_000, "tuning.freeze=body", "optimizer.l2=0.5")
+    assert fitted.optimizer == Lbfgs(kind="lbfgs", l2=0.5)
+    encoder = base(128, "model.shape=encoder", "objective={kind: masked}")
+    assert chosen(6_000, "tuning.freeze=body", "optimizer.l2=2", source=encoder).optimizer.l2 == 2  # type: ignore[union-attr]
+    for settings in ([], ["tuning.freeze=body", "training.epochs=3"]):
+        with pytest.raises(UsageError, match="this one is trained by adamw") as refused:
+            chosen(6_000, "optimizer.l2=0.5", *settings)
+        assert refused.value.where == "-s optimizer.l2=0.5"
+        assert "--freeze body" in refused.value.fix
+    with pytest.raises(RecipeError, match=r"optimizer\.l2"):
+        chosen(6_000, "optimizer.l2=0.5", "optimizer.kind=adamw")
 
 
 def test_what_is_chosen_decides_the_rest() -> None:

@@ -156,7 +156,7 @@ def test_another_model_takes_what_it_has_of_it(kind: str) -> None:
     for shape in SHAPES.values():
         recipe, _ = settled(shape, f"model.kind={kind}", f"objective.kind={objective}", "tokenizer.kind=word")
         assert recipe.model.kind == kind
-        assert recipe.evaluation.baseline == (kind == "recurrent")
+        assert (recipe.evaluation.baseline is True) == (kind == "recurrent")
 
 
 def test_mistakes_are_told_before_a_text_is_read() -> None:

@@ -89,7 +89,7 @@ def are_of_the_stories(words):
 def test_every_shipped_recipe_is_described(name, text, tables):
     source = tables.get(type(load(name).recipe.objective), text)
     described = given(name, source, "model.context=24", *(() if source != text else APART))
-    lines = list(map(str, format_batch_lines(described, 80, ascii_only=True)))
+    lines = list(map(str, format_batch_lines(described, ascii_only=True)))
     assert load(name).recipe.objective.kind in lines[0]
     html = render_batch_page(described)
     for part in tabulate_batch(described):
@@ -126,7 +126,7 @@ def test_columns_are_the_tensors_of_the_batch(text, tables, what):
         sources, parts = parts[::2], parts[1::2]
         assert [part.columns["id"] for part in sources] == batch.source_BS.tolist()
     assert len(parts) == len(batch.tokens_BT) == 8
-    lines = [str(line).split() for line in format_batch_lines(described, 200, ascii_only=True)]
+    lines = [str(line).split() for line in format_batch_lines(described, ascii_only=True)]
     for row, part in enumerate(parts):
         ids, columns = batch.tokens_BT[row].tolist(), part.columns
         assert columns["id"] == ids

@@ -176,6 +176,16 @@ def test_generated_answers_end_where_the_task_says(runs: dict[str, LoadedModel],
     assert [row["resps"] for row in found.samples["written"]] == [[[text]] for text in wanted]
 
 
+def test_filters_of_a_task_are_off_at_the_values_of_transformers(runs: dict[str, LoadedModel], tmp_path: Path) -> None:
+    off = {"until": [" the"], "max_gen_toks": 6, "do_sample": True, "temperature": 1.0, "top_p": 1.0}
+    off |= {"top_k": 0, "min_p": 0}
+    sampled = write(tmp_path / "sampled", sampled=WRITTEN | {"generation_kwargs": off})
+    found = evaluate_lm_eval_tasks(runs["decoder"], load_lm_eval_tasks([sampled]))
+    params = SamplingParams("sample", temperature=1.0, max_new_tokens=6)
+    wanted = TextGenerator(runs["decoder"]).complete([row["text"] for row in ROWS], params, stop=(" the",))
+    assert [row["resps"] for row in found.samples["sampled"]] == [[[text]] for text in wanted]
+
+
 def test_what_does_not_fit_the_context_is_counted(runs: dict[str, LoadedModel], tmp_path: Path) -> None:
     long = write(tmp_path / "long", choice=CHOICE | {"description": "a cat ran home and " * 20})
     found = evaluate_lm_eval_tasks(runs["decoder"], load_lm_eval_tasks([long]), max_rows_per_task=2)

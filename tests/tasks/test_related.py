@@ -107,6 +107,43 @@ def test_when_rows_are_related(columns: dict[str, list[str]], alone: bool, score
 
 
 @pytest.mark.parametrize(
+    "columns",
+    [
+        {"telegram": "text", "sentence": "text", "fits": CLASSES},
+        {"sentence1": "text", "sentence2": "text", "paraphrase": CLASSES},
+        {"question": "text", "answer": "text", "helps": ["0", "1"]},
+        {"left": "text", "right": "text", "agreement": ["0.5", "3.25"]},
+    ],
+)
+def test_a_column_that_may_be_the_label_of_pairs_is_asked_for(columns: dict[str, list[str]], tmp_path: Path) -> None:
+    """Whatever the answer, it is taken."""
+    found = table(tmp_path, **columns)
+    *texts, label = columns
+    for requested in (Data(), Data(text_columns=tuple(texts))):
+        with pytest.raises(DataError, match=f"cannot infer whether '{label}' is the label of these texts") as asked:
+            has_related_texts(found, requested, allow_scores=False)
+        for option in (f"--text-column {texts[0]} --text-column {texts[1]} --label-column {label}", "=embedding"):
+            assert option in asked.value.fix
+    named = Data(text_columns=tuple(texts), label_column=label)
+    assert not has_related_texts(found, named, allow_scores=False)
+    assert choose_columns(found, named) == Columns(tuple(texts), label)
+    assert choose_columns(found, kind="related").texts == tuple(texts)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"anchor": "text", "positive": "text", "fits": CLASSES},
+        {"query": "text", "passage": "text", "negative_1": "text", "fits": CLASSES},
+        {"left": "text", "right": "text", "id": [str(i) for i in range(40)]},
+        {"left": "text", "right": "text", "source": ["web"]},
+    ],
+)
+def test_other_columns_of_related_texts_are_no_labels(columns: dict[str, list[str]], tmp_path: Path) -> None:
+    assert has_related_texts(table(tmp_path, **columns), Data(), allow_scores=False)
+
+
+@pytest.mark.parametrize(
     ("texts", "label", "loss"), [(2, None, "ranking"), (4, None, "ranking"), (2, "n", "cosent"), (1, "n", "labels")]
 )
 def test_the_loss_of_a_table(texts: int, label: str | None, loss: str) -> None:

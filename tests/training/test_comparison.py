@@ -12,13 +12,16 @@ from typer.testing import CliRunner
 
 from lmtool.checks.runs import find_damaged_run_files
 from lmtool.cli import app
-from lmtool.errors import CheckpointError
+from lmtool.errors import CheckpointError, RecipeError
 from lmtool.inference.load import load_merged_and_packed, load_run
 from lmtool.inference.scoring import score_texts
-from lmtool.recipe.load import parse_settings
+from lmtool.recipe.load import load, parse_settings
 from lmtool.run.checkpoint import list_checkpoints
+from lmtool.run.directory import BASELINE as BASELINE_FILE
+from lmtool.tasks.results import Results
 from lmtool.training import comparison, plan, train
 from lmtool.training.comparison import BitsPerByteResults, cross_fit_ngram_weight
+from lmtool.training.events import Info
 from tests.support.training import Work, documents, ended, no_report, words
 
 BASELINE = "evaluation.baseline=true"
@@ -219,3 +222,21 @@ def test_bytes_of_a_token_turn_losses_into_bits(work: Work) -> None:
     info = json.loads((work.run() / "run.json").read_text())
     assert found["loss"] / math.log(2) / info["data"]["bytes_per_token"] == pytest.approx(found["bits_per_byte"])
     assert any("tokens" in line for line in info["data"]["lines"])
+
+
+@pytest.mark.parametrize(("value", "is_measured"), [("auto", True), ("true", True), ("false", False)])
+def test_a_table_is_compared_with_counted_words_unless_that_is_off(work: Work, value: str, is_measured: bool) -> None:
+    table = work.folder / "table.csv"
+    rows = (f"the cat {words(i % 7)} {'ran home' if i % 2 else 'sat'},{'ab'[i % 2]}" for i in range(40))
+    table.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    told = work.learn_table("linear", table, f"evaluation.baseline={value}")
+    (measured,) = (event for event in told if isinstance(event, Results))
+    assert (measured.baseline is not None) == is_measured
+    assert any(isinstance(event, Info) and event.text.startswith("baseline:") for event in told) == is_measured
+    assert (work.run() / BASELINE_FILE).exists() == is_measured
+
+
+def test_a_text_has_no_baseline_unless_it_is_on() -> None:
+    assert load("tiny", parse_settings([])).recipe.evaluation.baseline == "auto"
+    with pytest.raises(RecipeError, match="compares causal language models"):
+        load("bert-tiny", parse_settings([BASELINE]))

@@ -15,12 +15,14 @@ from lmtool.inference.reference import read_verified_tokenizer
 from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
+from lmtool.run.uncertainty import N_FOLDS
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
 from lmtool.training import data as text_data
 from lmtool.training import finetuning, folds, job, length, session
 from lmtool.training.data import prepare_text
 from lmtool.training.events import DurationEstimate, FitStarted, Stepped, StepsChanged
 from lmtool.training.fit import fit
+from lmtool.training.folds import MAX_TRAINED_ROWS
 from tests.support.cases import nightly_but
 from tests.support.training import Work, after, ended, no_report, words
 
@@ -319,10 +321,21 @@ def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypat
     monkeypatch.setattr(length, "steps_by_deadline", lambda recipe, *_: recipe.training.steps)
     ticking(monkeypatch)
     others = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null")
-    # where no rows are held out the steps are done twice, for the score
-    for minutes, held, times in ((0.5, 0.1, 1), (1.0, 0.1, 1), (1.0, 0, 2)):
+    many = work.folder / "many.csv"
+    rows = (
+        f"the cat {words(i % 7)} {'ran home' if i % 2 else 'sat'},{'ab'[i % 2]}" for i in range(MAX_TRAINED_ROWS + 20)
+    )
+    many.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    # where no rows are held out, a model is trained for each fold of few rows, and one for a quarter of many
+    for minutes, held, table, times in (
+        (0.5, 0.1, None, 1),
+        (1.0, 0.1, None, 1),
+        (1.0, 0, None, 1 + N_FOLDS),
+        (1.0, 0, many, 2),
+    ):
         limits = f"training.minutes={minutes}", f"data.valid_fraction={held}"
-        told = work.finetune(*limits, *others, source=work.run("base"), name=f"for-{minutes}-{held}")
+        name = f"for-{minutes}-{held}-{times}"
+        told = work.finetune(*limits, *others, source=work.run("base"), table=table, name=name)
         computed = sum(event.step.n_computed for event in told if isinstance(event, Stepped))
         assert 0.01 * times * computed == pytest.approx(60 * minutes, rel=0.2)
         assert [event.why.startswith(f"for {minutes:g} minutes") for event in told if isinstance(event, StepsChanged)]

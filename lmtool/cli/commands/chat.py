@@ -73,7 +73,7 @@ def chat(
     settings["form"] = form = pop_form(settings)
     if tools is not None and form is not None:
         raise UsageError(f"--tools contradicts --{form.kind}: a call has its own form", fix="give only one of them")
-    params = choose_params("greedy" if greedy else "sample", **settings)
+    params = choose_params("greedy" if greedy else "sample", strategy_flag="--greedy" if greedy else "", **settings)
     generator = TextGenerator.open(run, device=device, precision=precision)
     conversation = Conversation(generator, params, stop=stop or ())
     if tools is not None:

@@ -105,9 +105,20 @@ def push_run(
     """
     from lmtool.export.pushing import push_to_hub
 
-    if not quiet:
-        tell(f"exporting, and uploading to {name}")
-    put_data(push_to_hub(run, name, dtype=dtype or "float32", private=private, shows_progress=not quiet))
+    def tell_of_upload() -> None:
+        if not quiet:
+            tell(f"exporting, and uploading to {name}")
+
+    put_data(
+        push_to_hub(
+            run,
+            name,
+            dtype=dtype or "float32",
+            private=private,
+            shows_progress=not quiet,
+            on_accepted=tell_of_upload,
+        )
+    )
 
 
 def list_data(

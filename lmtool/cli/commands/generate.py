@@ -97,7 +97,7 @@ def generate(
     from lmtool.generation.replay import completion_record
 
     if greedy and strategy not in (None, "greedy"):
-        raise UsageError(f"greedy contradicts strategy {strategy}", fix="give only one of them")
+        raise UsageError(f"--greedy contradicts --strategy {strategy}", fix="give only one of them")
     strategy = "greedy" if greedy else strategy
     if replay is not None:
         beside = [prompt, prompt_file, run, strategy, stop, logit_bias, mask, length, html, draft, draft_tokens]
@@ -123,11 +123,19 @@ def generate(
         "details": show_probs or html is not None,
         "max_rows": 1 if deterministic else MAX_ROWS,
     }
-    choices["form"] = pop_form(choices)
+    choices["form"] = form = pop_form(choices)
+    if form is not None and (stop or prefix):
+        contradicted = " and ".join([*(["--stop"] if stop else []), *(["--prefix"] if prefix else [])])
+        what = f"--{form.kind} contradicts {contradicted}, which would be no part of the form"
+        raise UsageError(what, fix="leave out one or the other, or write it into the form")
     choices |= {"masked": mask is not None or length is not None, "n": n}
+    if greedy:
+        choices["strategy_flag"] = "--greedy"
+    elif strategy is None and choices["masked"]:
+        choices["strategy_flag"] = "--length" if mask is None else "--mask"
     params = choose_params(strategy, **choices)
     if draft is not None:
-        check_strategy_takes_draft(params)
+        check_strategy_takes_draft(params, option="--draft")
     elif draft_tokens is not None:
         raise UsageError("--draft-tokens needs a draft", fix="add --draft RUN or --draft ngram")
     biases = [_parse_bias(bias) for bias in logit_bias or []]
@@ -135,7 +143,7 @@ def generate(
     if generator.loaded.model.reads == "both":
         params = choose_params(strategy, is_bidirectional=True, **{**choices, "seed": params.seed})
     if draft is not None:
-        check_strategy_takes_draft(params)
+        check_strategy_takes_draft(params, option="--draft")
     drafting = attach_draft(generator, draft, draft_tokens)
     if biases:
         encode = generator.loaded.tokenizer.encode

@@ -125,7 +125,9 @@ def batch(
             plan = plan_finetuning_or_pretraining(run, recipe, settings, display.report)
         collated = described.collate_batch_of_step(plan, texts, step, rows, display.report)
     show_picture(
-        partial(described.format_batch_lines, collated), partial(described.render_batch_page, collated), output
+        lambda width, *, ascii_only: described.format_batch_lines(collated, ascii_only=ascii_only),
+        partial(described.render_batch_page, collated),
+        output,
     )
 
 

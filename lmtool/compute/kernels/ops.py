@@ -12,6 +12,8 @@ or 1 where all rows have the same positions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from ctypes import c_int64
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
@@ -33,6 +35,18 @@ KernelFunction = TypeVar("KernelFunction", bound=Callable[..., Any])
 PLAIN_TYPES = (Tensor, nn.Parameter)
 """Types of tensors that have memory and no rules of their own."""
 
+_FAKE_TENSORS_USE_KERNELS = ContextVar("fake_tensors_use_kernels", default=False)
+
+
+@contextmanager
+def use_kernels_for_fake_tensors() -> Iterator[None]:
+    """Makes operators on fake tensors allocate what the kernels allocate, in place of the plain formulas."""
+    before = _FAKE_TENSORS_USE_KERNELS.set(True)
+    try:
+        yield
+    finally:
+        _FAKE_TENSORS_USE_KERNELS.reset(before)
+
 
 def has_kernels() -> bool:
     """Whether the kernels are there. They are compiled on first use."""
@@ -48,13 +62,21 @@ torch_private.mark_constant_(has_kernel)
 
 
 def _can_use_kernel(name: str, *tensors: Tensor) -> bool:
-    """Whether a kernel computes with these: all on a CPU, of one type, which the kernel has, and with memory."""
+    """Whether a kernel computes with these: all on a CPU, of one type, which the kernel has, and with memory; or fake
+    ones, see `use_kernels_for_fake_tensors`."""
     dtype = tensors[0].dtype
     return (
         dtype in KERNEL_CHECKS[name].dtypes
-        and all(x.device.type == "cpu" and x.dtype == dtype and type(x) in PLAIN_TYPES for x in tensors)
+        and all(x.device.type == "cpu" and x.dtype == dtype and _has_memory_or_is_fake(x) for x in tensors)
         and has_kernel(name)
     )
+
+
+def _has_memory_or_is_fake(x: Tensor) -> bool:
+    if type(x) in PLAIN_TYPES:
+        return True
+    # torch.compile stops at context variables
+    return not torch.compiler.is_compiling() and _FAKE_TENSORS_USE_KERNELS.get()
 
 
 def _call_kernel(name: str, *arguments: Any, work: Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import yaml
 
 from lmtool.errors import CheckpointError
-from lmtool.printable import printable
+from lmtool.printable import printable, printable_repr
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -47,7 +47,7 @@ class StrictConfigReader:
             return
         self.set_defaults_({key: value})
         if self.values[key] != value:
-            both = f"{self._prefix}{alias} is {_shorten(value)} and {key} {_shorten(self.values[key])}"
+            both = f"{self._prefix}{alias} is {printable_repr(value)} and {key} {printable_repr(self.values[key])}"
             raise self.import_error(f"{both}, which no recipe can express")
 
     def read_section(self, key: str) -> "StrictConfigReader":
@@ -76,7 +76,7 @@ class StrictConfigReader:
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise self.import_error(f"{self._prefix}{key} is {_shorten(value)}, not of type {kind.__name__}")
+            raise self.import_error(f"{self._prefix}{key} is {printable_repr(value)}, not of type {kind.__name__}")
         typed: T = value
         return typed
 
@@ -84,7 +84,7 @@ class StrictConfigReader:
         """Reads a number. Raises CheckpointError when it is not above 0, and as `read` does."""
         value = self.read(key, kind, default)
         if not 0 < value < math.inf:
-            raise self.import_error(f"{self._prefix}{key} is {_shorten(value)}, not a positive number")
+            raise self.import_error(f"{self._prefix}{key} is {printable_repr(value)}, not a positive number")
         return value
 
     def check_value_if_set(self, key: str, *allowed: object) -> None:
@@ -118,14 +118,12 @@ class StrictConfigReader:
 
     def inexpressible_value_error(self, key: str) -> CheckpointError:
         """An error about a value that no recipe can express."""
-        return self.import_error(f"{self._prefix}{key} is {_shorten(self.values[key])}, which no recipe can express")
+        return self.import_error(
+            f"{self._prefix}{key} is {printable_repr(self.values[key])}, which no recipe can express"
+        )
 
     def import_error(self, what: str) -> CheckpointError:
         """An error about this file."""
         return CheckpointError(
             f"this model cannot be imported: {what}", where=self.where, fix="docs/serve.md lists what can be imported"
         )
-
-
-def _shorten(value: object) -> str:
-    return printable(repr(value))[:60]

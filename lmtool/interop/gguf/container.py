@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lmtool import durable
 from lmtool.errors import CheckpointError
-from lmtool.printable import printable
+from lmtool.printable import printable, printable_repr
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -150,7 +150,7 @@ class _HeaderReader:
         for _ in range(n_values):
             key = self._read_text()
             if key in values:
-                raise _MalformedFile(f"the key {_shorten(key)} is there twice")
+                raise _MalformedFile(f"the key {printable_repr(key, 80)} is there twice")
             values[key] = self._read_value(self._read_kind())
         infos = [self._read_tensor_info() for _ in range(n_tensors)]
         alignment = values.get("general.alignment", 32)
@@ -160,16 +160,20 @@ class _HeaderReader:
         tensors: dict[str, StoredTensor] = {}
         for name, raw_kind, shape, offset in infos:
             if name in tensors:
-                raise _MalformedFile(f"the tensor {_shorten(name)} is there twice")
+                raise _MalformedFile(f"the tensor {printable_repr(name, 80)} is there twice")
             kind = _find_readable_kind(raw_kind)
             if kind is None:
-                raise _MalformedFile(f"the tensor {_shorten(name)} is of type {raw_kind}, which cannot be dequantized")
+                raise _MalformedFile(
+                    f"the tensor {printable_repr(name, 80)} is of type {raw_kind}, which cannot be dequantized"
+                )
             block, size = GGML_QUANT_SIZES[kind]
             if min(shape, default=0) < 1 or shape[-1] % block or offset % alignment:
-                raise _MalformedFile(f"the tensor {_shorten(name)} has an impossible shape or offset")
+                raise _MalformedFile(f"the tensor {printable_repr(name, 80)} has an impossible shape or offset")
             end = base + offset + math.prod(shape) // block * size
             if end > len(self._content):
-                raise _MalformedFile(f"the tensor {_shorten(name)} ends at byte {end} of {len(self._content)}")
+                raise _MalformedFile(
+                    f"the tensor {printable_repr(name, 80)} ends at byte {end} of {len(self._content)}"
+                )
             tensors[name] = StoredTensor(kind, shape, base + offset, end)
         return values, tensors
 
@@ -178,7 +182,7 @@ class _HeaderReader:
         name = self._read_text()
         n_dims = self._read_number("<I")
         if n_dims > 4:
-            raise _MalformedFile(f"the tensor {_shorten(name)} has {n_dims} dimensions")
+            raise _MalformedFile(f"the tensor {printable_repr(name, 80)} has {n_dims} dimensions")
         shape = tuple(self._read_number("<Q") for _ in range(n_dims))[::-1]
         return _TensorInfo(name, self._read_number("<I"), shape, self._read_number("<Q"))
 
@@ -237,7 +241,3 @@ def _find_readable_kind(raw_kind: int) -> GGMLQuantizationType | None:
     except (ValueError, KeyError, NotImplementedError):
         return None
     return kind
-
-
-def _shorten(name: str) -> str:
-    return printable(repr(name))[:80]

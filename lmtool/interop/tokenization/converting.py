@@ -72,7 +72,8 @@ def convert_slow_tokenizer(folder: Path, settings: TokenizerSettings) -> tuple[T
         raise tokenizer_error(f"it has no {missing[0]}", settings.where)
     if "vocab.json" in contents:
         vocabulary = read_json(folder / "vocab.json")
-        if not vocabulary or len({*vocabulary.values()}) < len(vocabulary):
+        ids = [n for n in vocabulary.values() if type(n) is int]  # a boolean is no id
+        if not vocabulary or len({*ids}) < len(vocabulary):
             raise tokenizer_error("vocab.json is not an object of tokens, each with its id", str(folder))
     if class_name == MARIAN:
         if settings.config.get("separate_vocabs"):

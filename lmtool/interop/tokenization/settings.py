@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from lmtool.errors import CheckpointError
 from lmtool.interop.families import FAMILIES
 from lmtool.interop.files import import_error, read_json_if_exists, read_text
-from lmtool.printable import printable
+from lmtool.printable import printable_repr
 from lmtool.tokenization.inner import MAX_VOCAB_SIZE, ROLE_KEYS
 from lmtool.tokenization.tokenizer import replace_surrogates
 
@@ -51,7 +51,7 @@ class TokenizerSettings:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise tokenizer_error(f"{name} is {_shorten(value)}, not true or false", self.where)
+            raise tokenizer_error(f"{name} is {printable_repr(value)}, not true or false", self.where)
         return value
 
     @property
@@ -149,21 +149,21 @@ def _choose_tokenizer_class(folder: Path, config: Mapping[str, Any], model_type:
 def _parse_token_id(value: object, where: str) -> int:
     text = str(value)
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < MAX_VOCAB_SIZE):
-        raise tokenizer_error(f"{_shorten(value)} is not the id of a token", where)
+        raise tokenizer_error(f"{printable_repr(value)} is not the id of a token", where)
     return int(text)
 
 
 def _parse_added_token(value: object, where: str, *, special: bool | None = None) -> AddedToken:
     """Parses an added token of a JSON file. special: overrides what the file says."""
     if not isinstance(value, dict) or not isinstance(value.get("content"), str) or not value["content"]:
-        raise tokenizer_error(f"{_shorten(value)} is not a token", where)
+        raise tokenizer_error(f"{printable_repr(value)} is not a token", where)
     options = {
         name: value[name] for name in ("single_word", "lstrip", "rstrip", "normalized", "special") if name in value
     }
     if special is not None:
         options["special"] = special
     if not all(isinstance(option, bool) for option in options.values()):
-        raise tokenizer_error(f"{_shorten(value)} is not a token", where)
+        raise tokenizer_error(f"{printable_repr(value)} is not a token", where)
     return AddedToken(value["content"], **options)
 
 
@@ -202,7 +202,3 @@ def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if replace_surrogates(template) != template:
         raise tokenizer_error("the chat template has lone surrogates", str(folder))
     return template
-
-
-def _shorten(value: object) -> str:
-    return printable(repr(value)[:200])[:60]

@@ -261,11 +261,11 @@ DISTILLABLE_OBJECTIVES = ("causal", "masked", "span-corruption", "prefix", "seq2
 def _evaluation_mistakes(recipe: Recipe) -> Iterator[str]:
     """Measurements that the model or the objective does not allow."""
     model, objective, evaluation = recipe.model, recipe.objective, recipe.evaluation
-    if evaluation.baseline and isinstance(model, Transformer) and not model.causal_mask:
+    if evaluation.baseline is True and isinstance(model, Transformer) and not model.causal_mask:
         yield "evaluation.baseline compares losses, which mean nothing without model.causal_mask"
     if model.counts or not isinstance(objective, Causal):
         causal = "causal language models that are trained by gradients"
-        if evaluation.baseline:
+        if evaluation.baseline is True and not isinstance(objective, HeadSpec):
             yield f"evaluation.baseline compares {causal}, not a {model.title} with objective {objective.kind}"
         if evaluation.gradient_norms:
             yield f"evaluation.gradient_norms are of {causal}, not of a {model.title} with objective {objective.kind}"

@@ -258,8 +258,10 @@ class Evaluation(Spec):
     for tagging, and of words for question-answering, as exact is of whole answers. Auto, for tables, is accuracy where
     each row has one class or words have plain tags, f1 for entities and answers, for vectors of texts spearman, ndcg or
     accuracy by what a row is, and else loss."""
-    baseline: bool = False
-    """At the end, compare with a 5-gram model of the same text, in bits per byte; for causal language models."""
+    baseline: bool | Literal["auto"] = "auto"
+    """Compare with simple models: causal language models at the end with a 5-gram model of the same text, in bits per
+    byte; models of labelled tables with the most frequent label and with counted words. Auto compares those of tables
+    alone."""
     interpolate: bool = True
     """Keep the 5-gram model of `baseline` in the run, and interpolate with it in generate, eval and serve, if that
     predicts the validation text by at least 1 % fewer bits (Jelinek and Mercer 1980)."""

@@ -255,6 +255,7 @@ DAMAGED = {
     "tokenizer.model, tiktoken": ("llama tokenizer.model", "tokenizer.model", b"IQ== 0\nIg== 1\n"),
     "source.spm, cut off": ("marian", "source.spm", UNIGRAM[:-1]),
     "marian, gaps": ("marian", "vocab.json", b'{"</s>": 0, "<unk>": 1, "<pad>": 3}'),
+    "marian, ids as truth values": ("marian", "vocab.json", b'{"</s>": false, "<unk>": true, "<pad>": 2}'),
     "marian, no <unk>": ("marian", "vocab.json", b'{"</s>": 0, "<pad>": 1}'),
     "config, a list": ("bert vocab.txt", "tokenizer_config.json", LIST),
     "config, a role of a number": ("bert vocab.txt", "tokenizer_config.json", b'{"cls_token": 3}'),
