@@ -158,13 +158,6 @@ def write_table(path: Path, rows: Iterable[str], header: str = "text,label") -> 
     return path
 
 
-def flip_bit(path: Path) -> None:
-    """Damage the byte in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def checkpoint_steps(run: Path) -> list[int]:
     return [step for step, _ in list_checkpoints(run / "checkpoints")]
 

@@ -25,13 +25,12 @@ from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Ended
 from tests.support.cases import nightly_but
-from tests.support.manifests import sign
+from tests.support.damage import flip_bit, sign
 from tests.support.training import (
     Work,
     after,
     checkpoint_steps,
     ended,
-    flip_bit,
     lasting,
     metrics,
     read_metrics_json,

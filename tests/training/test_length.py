@@ -16,8 +16,7 @@ from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
-from lmtool.training import data as text_data
-from lmtool.training import finetuning, folds, job, length, session
+from lmtool.training import finetuning, folds, length, session
 from lmtool.training.data import prepare_text
 from lmtool.training.events import DurationEstimate, FitStarted, Stepped, StepsChanged
 from lmtool.training.fit import fit

@@ -11,7 +11,7 @@ from lmtool.run.directory import PROFILE
 from lmtool.training.events import Info
 from tests.support.cli import CommandLine
 from tests.support.processes import TOGETHER
-from tests.support.training import Work, after, lasting, warnings_in
+from tests.support.training import Work, after, lasting, of_kind, warnings_in
 from tests.training.programs import TORCHRUN, output, pretraining, start
 
 
@@ -31,26 +31,21 @@ def traced_steps(path: Path) -> set[str]:
     return {name for name in names if name.startswith("ProfilerStep#")}
 
 
-def test_steps_after_the_first_ones_are_traced_and_results_stay_the_same(work: Work) -> None:
-    work.pretrain(name="whole")
-    told = ProfiledWork(work.folder).pretrain()
-    trace = work.run() / PROFILE / "step-000000-rank-0.json.gz"
-    assert traced_steps(trace) == {"ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"}
-    assert [event for event in told if isinstance(event, Info) and str(trace) in event.text]
-    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
-    assert not (work.run("whole") / PROFILE).exists()
-
-
-def test_each_session_has_its_trace(work: Work) -> None:
+def test_steps_after_the_first_ones_of_each_session_are_traced_and_results_stay_the_same(work: Work) -> None:
     """Interrupted while it is traced, a session has the steps till then; the resumed run ends as an unbroken one."""
     work.pretrain(name="whole")
     profiled = ProfiledWork(work.folder)
-    profiled.pretrain(stop=after(5))
-    assert warnings_in(profiled.resume()) == []
-    traces = sorted((work.run() / PROFILE).iterdir())
-    assert [trace.name for trace in traces] == ["step-000000-rank-0.json.gz", "step-000005-rank-0.json.gz"]
-    assert all(map(traced_steps, traces))
+    told = [*profiled.pretrain(stop=after(4)), *profiled.resume()]
+    assert warnings_in(told) == []
+    traces = [work.run() / PROFILE / f"step-{step:06d}-rank-0.json.gz" for step in (0, 4)]
+    assert sorted((work.run() / PROFILE).iterdir()) == traces
+    assert [traced_steps(trace) for trace in traces] == [
+        {"ProfilerStep#3", "ProfilerStep#4"},
+        {"ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"},
+    ]
+    assert all(any(str(trace) in event.text for event in of_kind(told, Info)) for trace in traces)
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    assert not (work.run("whole") / PROFILE).exists()
 
 
 def test_a_session_of_too_few_steps_and_a_folder_that_cannot_be_made_are_warnings(work: Work) -> None:

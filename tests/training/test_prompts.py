@@ -3,10 +3,8 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from lmtool.data.store import TokenStore
 from lmtool.recipe.load import load
 from lmtool.training.data import MAX_PROMPT_CHARACTERS, make_prompt_from_beginning
 from tests.support.training import MemoryStore, Work, after
@@ -81,21 +79,3 @@ ENCODER = "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n
 def test_models_that_do_not_continue_texts_write_none(work: Work) -> None:
     work.pretrain("evaluation.prompts=null", ENCODER, "objective.kind=masked", "training.steps=4")
     assert samples(work.run()) == []
-
-
-def test_a_store_on_disk(work: Work, tmp_path: Path) -> None:
-    from lmtool.data.prepare import tokenize_data
-    from lmtool.recipe.spec.text import CharTokenizer, Data
-
-    (tmp_path / "names.txt").write_text("\n".join(f"name{chr(97 + i)}{chr(97 + i)}" for i in range(20)) + "\n")
-    data = Data(train=(str(tmp_path / "names.txt"),), documents="line")
-    prepared = tokenize_data(data, CharTokenizer(kind="char"), seed=1)
-    assert isinstance(prepared.valid, TokenStore)
-    assert prepared.data.split == "document"
-    assert make_prompt_from_beginning(prepared.valid, prepared.tokenizer, False) == "na"
-    assert int(np.sum(prepared.valid.n_words)) == prepared.valid.n_documents
-
-
-@pytest.mark.parametrize("name", ["tiny", "lstm", "ngram", "llama-tiny", "elmo-tiny", "prefix-tiny"])
-def test_shipped_recipes_name_no_words(name: str) -> None:
-    assert load(name).recipe.evaluation.prompts is None

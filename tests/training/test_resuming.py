@@ -222,7 +222,9 @@ def test_so_it_is_where_the_run_is_finished(key: str, bases: Bases) -> None:
     goes_on = key in ("training.steps", "evaluation.baseline") or (CHANGE_RULES[key].resets and not without_effect)
     assert isinstance(told[-1], AlreadyFinished) != bool(goes_on)
     if not goes_on:
-        assert [event.text.split()[0] for event in of_kind(told[:-1], Info)] == [one for one in differences if one == key]
+        assert [event.text.split()[0] for event in of_kind(told[:-1], Info)] == [
+            one for one in differences if one == key
+        ]
     assert Run.open(work.run()).state == "finished"
     if key != "training.steps":
         assert isinstance(work.resume(override)[-1], AlreadyFinished)

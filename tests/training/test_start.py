@@ -5,7 +5,6 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from lmtool.training import plan
 from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Saved, Started, Stepped
 from lmtool.training.resuming import resume
 from tests.support.cases import nightly_but
+from tests.support.damage import flip_bit
 from tests.support.training import (
     Work,
     after,
@@ -38,7 +38,6 @@ from tests.support.training import (
     checkpoint_steps,
     documents,
     ended,
-    flip_bit,
     lasting,
     metrics,
     of_kind,
@@ -320,56 +319,41 @@ def test_a_second_process_is_refused(work: Work) -> None:
 # Errors of the system
 
 
-@pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int]], None]:
-    """The disk is full while a checkpoint of the given steps is written."""
-
-    def fill(steps: set[int]) -> None:
-        genuine = durable.write_new_file
-
-        def write_new(path: Path, chunks: Any) -> None:
-            if any(path.parent.name == f".tmp-step-{step:06d}" for step in steps) and path.name.startswith("opt"):
-                path.write_bytes(b"half of it")
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            genuine(path, chunks)
-
-        monkeypatch.setattr(durable, "write_new_file", write_new)
-
-    return fill
-
-
 BACKGROUND = "checkpoint.background=true"
 
 
+@pytest.mark.parametrize("full", nightly_but([{4, 6, 8}, {12}], 0, 1))
 @pytest.mark.parametrize("how", nightly_but([(), (BACKGROUND,)], 1), ids=["at once", "in the background"])
-def test_a_full_disk_is_survived(work: Work, full_disk: Callable[[set[int]], None], how: tuple[str, ...]) -> None:
-    work.pretrain(*how, name="whole")
-    full_disk({4, 6, 8})
-    events = work.pretrain(*how)
-    told = warnings_in(events)
-    assert len(told) == 3
-    assert all("No space left on device" in text and "training continues" in text for text in told)
-    assert "step 4" in told[0]
-    assert ended(events).reason == "finished"
-    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
-    assert not list((work.run() / "checkpoints").glob(".tmp*"))
-
-
-@pytest.mark.parametrize("how", [(), (BACKGROUND,)], ids=["at once", "in the background"])
-def test_a_full_disk_at_the_end_is_an_error(
-    work: Work, full_disk: Callable[[set[int]], None], monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
+def test_a_disk_that_is_full_for_a_while_is_survived_and_at_the_end_it_is_an_error(
+    work: Work, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...], full: set[int]
 ) -> None:
+    """Full while the checkpoints of these steps are written."""
     work.pretrain(*how, name="whole")
-    full_disk({12})
-    with pytest.raises(ResourceError, match="cannot save the checkpoint of step 12: No space left") as caught:
-        work.pretrain(*how)
-    assert caught.value.exit_code == 5
-    assert "disk space" in caught.value.fix
-    assert checkpoint_steps(work.run()) == [8, 10]
-    assert Run.open(work.run()).state == "stopped"
-    monkeypatch.undo()
+    genuine = durable.write_new_file
+
+    def write_new(path: Path, chunks: Any) -> None:
+        if path.parent.name in {f".tmp-step-{step:06d}" for step in full} and path.name.startswith("opt"):
+            path.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        genuine(path, chunks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write_new_file", write_new)
+        if 12 in full:
+            with pytest.raises(ResourceError, match="cannot save the checkpoint of step 12: No space left") as caught:
+                work.pretrain(*how)
+            assert caught.value.exit_code == 5
+            assert "disk space" in caught.value.fix
+            assert checkpoint_steps(work.run()) == [8, 10]
+            assert Run.open(work.run()).state == "stopped"
+        else:
+            told = warnings_in(work.pretrain(*how))
+            assert len(told) == 3
+            assert all("No space left on device" in text and "training continues" in text for text in told)
+            assert "step 4" in told[0]
     work.resume()
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    assert not list((work.run() / "checkpoints").glob(".tmp*"))
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:

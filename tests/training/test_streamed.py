@@ -24,11 +24,11 @@ from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BackgroundBloc
 from lmtool.data.corpus import DocumentChunk
 from lmtool.data.streaming import BlockPosition
 from lmtool.durable import cache_folder, make_parent_and_scratch_folder
-from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
-from lmtool.inference.reference import resolve_recipe_for_text, resolve_reference
+from lmtool.errors import CheckpointError, DataError, ResourceError
+from lmtool.inference.reference import resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.recipe.finetuning import resolve_continued_training
-from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
+from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.training import train
 from lmtool.training.data import TextData, prepare_text
@@ -300,7 +300,9 @@ def test_a_full_disk_ends_the_run(data: TextData, monkeypatch: pytest.MonkeyPatc
 
 
 def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
-    _, data = prepare_text(load(work.recipe, settings(work, f"data.valid={work.text}")).recipe, None, World(), no_report)
+    _, data = prepare_text(
+        load(work.recipe, settings(work, f"data.valid={work.text}")).recipe, None, World(), no_report
+    )
     with data.open_streams_for_training(CPU):
         store = examples_of(data)._blocks.wait_for_store(1)
     assert store.n_documents > 10
@@ -322,21 +324,9 @@ def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> No
     small = [Setting("data.train", [str(work.text)], "TEXT")]
     parent = resolve_reference(str(work.run())).parent
     assert resolve(None, small, parent=parent).recipe.data.stream == "auto"
-    assert resolve_continued_training(parent, load(work.recipe, settings(work)).recipe, small).recipe.data.stream is True
-
-
-@pytest.mark.parametrize(
-    ("override", "what"),
-    [
-        ("training.epochs=2", "how long an epoch is"),
-        ("data.split=slice", "split slice"),
-        ("objective={kind: masked, next_sentence: true}", "next_sentence"),
-        ("objective={kind: masked, sentence_order: true}", "sentence_order"),
-    ],
-)
-def test_what_cannot_be_streamed(work: Work, override: str, what: str) -> None:
-    with pytest.raises(RecipeError, match=what):
-        load(work.recipe, settings(work, override))
+    assert (
+        resolve_continued_training(parent, load(work.recipe, settings(work)).recipe, small).recipe.data.stream is True
+    )
 
 
 def test_one_file_that_is_one_document_is_refused(work: Work, folder: Path) -> None:

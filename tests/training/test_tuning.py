@@ -4,7 +4,6 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
@@ -12,26 +11,26 @@ import torch
 from torch import Tensor
 
 from lmtool.compute.device import CPU
-from lmtool.errors import CheckpointError, NumericalError, RecipeError, UsageError
+from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference import reference
 from lmtool.inference.load import load_run, load_trained_model, read_merged_weights
 from lmtool.inference.reference import resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapter_parameter_names
 from lmtool.recipe.finetuning import ADAPTER_LR, TRAINED_LR
-from lmtool.recipe.load import Setting, load, parse_settings
+from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.training import AdamW
 from lmtool.records import encode_with_checksum
-from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
+from lmtool.run.checkpoint import verify_checkpoint
 from lmtool.run.directory import Run
-from lmtool.training.events import FitStarted, Started
+from lmtool.training.events import FitStarted
 from lmtool.training.finetuning import plan_finetuning
 from tests.support.cases import nightly_but
+from tests.support.damage import flip_bit
 from tests.support.training import (
     Work,
     after,
     assert_resumes_bit_for_bit,
-    flip_bit,
     lasting,
     of_kind,
     warnings_in,
@@ -146,18 +145,11 @@ def test_layers_begin_to_learn_from_the_top(work: Work, base: Path) -> None:
     """One layer of the two after each 3 steps, and the embeddings last."""
     work.finetune("tuning.unfreeze_every=3", "checkpoint.every=1", "checkpoint.keep_last=20", HOT, source=base)
     run = work.run("tuned")
-    wanted = {4: 2, 6: 2, 7: 1, 9: 1, 10: 0, 12: 0}
-    for step, lowest in ({2: 3, 3: 3} | wanted).items():
+    parts = ("head.weight", "body.stack.sublayers.2.", "body.stack.sublayers.0.", "body.inputs.")
+    for step in (3, 4, 6, 7, 9, 10, 12):
         learnt = changed(weights(run, step - 1), weights(run, step))
-        top = {name for name in learnt if name.startswith(("body.stack.sublayers.2.", "body.stack.sublayers.3."))}
-        bottom = {name for name in learnt if name.startswith(("body.stack.sublayers.0.", "body.stack.sublayers.1."))}
-        embeddings = {name for name in learnt if name.startswith("body.inputs.")}
-        assert {"head.weight"} <= learnt
-        assert bool(top) == (lowest <= 2)
-        assert bool(bottom) == (lowest <= 1)
-        assert bool(embeddings) == (lowest == 0)
-        if lowest == 3:
-            assert learnt == {"head.weight"}
+        learning = [any(name.startswith(part) for name in learnt) for part in parts]
+        assert learning == [part <= (step - 1) // 3 for part in range(4)]
 
 
 # Adapters
@@ -199,7 +191,10 @@ def test_adapters_without_their_base_are_refused(work: Work, base: Path, tuned: 
             work.pretrain("model.n_layers=2", "training.steps=4", "seed=2", name="base")
         case "damaged":
             flip_bit(base / "checkpoints/step-000004/model.safetensors")
-    said = {"gone": "holds adapters only, to step-000004 of base: no run", "changed": "to step-000004 of base, which has"}
+    said = {
+        "gone": "holds adapters only, to step-000004 of base: no run",
+        "changed": "to step-000004 of base, which has",
+    }
     refused(tuned, said.get(wrong, r"of base: model\.safetensors has changed"))
     with pytest.raises(CheckpointError):
         work.resume("training.steps=+1", name="tuned")
@@ -251,30 +246,6 @@ def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: 
 def test_adapters_need_weights_to_stand_beside(work: Work) -> None:
     with pytest.raises(UsageError, match="need the weights of a run, and none is given"):
         work.pretrain(LORA)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["tuning.freeze=body"], "leaves nothing to train"),
-        (["model={kind: recurrent, d_model: 8, context: 8}", LORA], "adapts the matrices of a Transformer"),
-        (["model={kind: ngram}", "tuning.layer_decay=0.5"], "for models with layers"),
-        (["objective.kind=classification", "tuning.freeze=body", LORA], "freeze body leaves frozen"),
-        (["objective.kind=classification", "tuning.freeze=embeddings", LORA], "has no effect"),
-        (["objective.kind=classification", "tuning.freeze=body", "tuning.unfreeze_every=2"], "would end"),
-        (
-            ["objective.kind=classification", "tuning.freeze=body", "objective.lm_weight=0.5"],
-            "lm_weight: 0.5 has no effect",
-        ),
-        (["tuning.lora={targets: []}"], "targets"),
-        (["linear", "tuning.freeze=body"], "has no effect on one_hot features"),
-        (["linear", "tuning.freeze=embeddings"], "has no effect on one_hot features"),
-    ],
-)
-def test_what_cannot_learn_so_is_refused(settings: list[str], message: str) -> None:
-    recipe, *overrides = settings if settings[0] == "linear" else ["tiny", *settings]
-    with pytest.raises(RecipeError, match=message):
-        load(recipe, overrides)
 
 
 def test_what_learns_decides_the_rate_unless_it_is_given(work: Work, base: Path) -> None:

@@ -7,25 +7,21 @@ from lmtool.report.training import render_runs_page
 from lmtool.run.directory import Run
 from lmtool.run.history import RunHistory
 from lmtool.training.events import FitStarted
-from tests.support.training import Work, metrics
+from tests.support.training import Work, metrics, of_kind
 
 
 def test_utilization_is_the_share_of_the_speed_at_the_peak(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU whose peak is 1e9 FLOP/s stands in for this device."""
+    """A GPU whose peak is 1e9 FLOP/s stands in for this device, a CPU, of which nothing is said."""
+    assert [event.peak_speed for event in of_kind(work.pretrain(name="unknown"), FitStarted)] == [None]
+    assert all("mfu" not in record for record in metrics(work.run("unknown")))
+    assert "tilization" not in render_runs_page([RunHistory.from_run(Run.open(work.run("unknown")))])
     monkeypatch.setattr(ExecutionContext, "peak_flops", 1e9)
-    (plan,) = (event for event in work.pretrain() if isinstance(event, FitStarted))
+    (plan,) = of_kind(work.pretrain(), FitStarted)
     assert plan.peak_speed is not None
     assert 1e9 / plan.peak_speed > 6 * 16 * 16 * 12  # of the matrices of a layer
     for record in metrics(work.run()):
         assert record["mfu"] == pytest.approx(record["tokens_per_second"] / plan.peak_speed, abs=1e-3)
     assert "Utilization over steps" in render_runs_page([RunHistory.from_run(Run.open(work.run()))])
-
-
-def test_nothing_is_said_of_it_on_a_cpu(work: Work) -> None:
-    (plan,) = (event for event in work.pretrain() if isinstance(event, FitStarted))
-    assert plan.peak_speed is None
-    assert all("mfu" not in record for record in metrics(work.run()))
-    assert "tilization" not in render_runs_page([RunHistory.from_run(Run.open(work.run()))])
 
 
 def test_it_is_not_known_where_weights_are_frozen_or_rows_are_of_a_table(
@@ -37,7 +33,7 @@ def test_it_is_not_known_where_weights_are_frozen_or_rows_are_of_a_table(
         work.pretrain("tuning.lora={rank: 2}", source=work.run(), name="lora"),
         work.finetune(source=work.run()),
     ):
-        assert [event.peak_speed for event in told if isinstance(event, FitStarted)] == [None]
+        assert [event.peak_speed for event in of_kind(told, FitStarted)] == [None]
 
 
 def test_the_peak_follows_from_the_name_of_the_gpu_and_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,7 @@ from lmtool.batch import Batch
 from lmtool.errors import CheckpointError, DataError, LmtoolError, RecipeError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.model.features import find_frozen_features
-from lmtool.recipe.load import load, parse_settings
 from lmtool.training.events import Started
-from lmtool.training.finetuning import plan_finetuning
-from lmtool.training.train import train
 from tests.reference import vectors as reference
 from tests.support.cases import nightly_but
 from tests.support.training import Work, after, lasting, of_kind, write_table

@@ -1,9 +1,16 @@
-"""Checkpoints whose files were changed, with checksums that are right: as of someone who knows the format."""
+"""Files that are damaged, and checkpoints that are forged: changed, with checksums that are right."""
 
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
+
+
+def flip_bit(path: Path) -> None:
+    """Damage the byte in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def sign(checkpoint: Path, **changes: Any) -> None:
