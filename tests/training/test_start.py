@@ -27,7 +27,7 @@ from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import plan
-from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Saved, Started, Stepped
+from lmtool.training.events import AlreadyFinished, Sampled, Saved, Stepped
 from lmtool.training.resuming import resume
 from tests.support.cases import nightly_but
 from tests.support.damage import flip_bit
@@ -66,25 +66,6 @@ def test_metrics_have_the_names_that_other_programs_read(work: Work) -> None:
     assert all(0.8 * 8 * 16 < after - before <= 8 * 16 for before, after in zip([0, *tokens], tokens, strict=False))
     assert [record["lr"] for record in records[:4]] == pytest.approx([0.001, 0.002, 0.003, 0.003])
     assert records[-1]["seconds"] == max(record["seconds"] for record in records)
-
-
-def test_the_events_of_a_run(work: Work) -> None:
-    events = work.pretrain(PROMPTS, "evaluation.sample_tokens=5")
-    assert isinstance(events[0], Started)
-    plan = events[1]
-    assert isinstance(plan, FitStarted)
-    assert (plan.steps, plan.first_step, plan.batch_units) == (12, 0, 128)
-    assert step_numbers(events) == list(range(1, 13))
-    samples = of_kind(events, Sampled)
-    assert [(event.step, event.prompt) for event in samples] == [
-        (step, prompt) for step in (4, 8, 12) for prompt in ("the", "a cat")
-    ]
-    logged = [json.loads(line) for line in (work.run() / "samples.jsonl").read_text().splitlines()]
-    assert [(record["step"], record["prompt"], record["text"]) for record in logged] == [
-        (event.step, event.prompt, event.text) for event in samples
-    ]
-    assert ended(events).reason == "finished"
-    assert Run.open(work.run()).state == "finished"
 
 
 def test_the_last_and_the_best_checkpoints_stay(work: Work, validations: Script) -> None:
