@@ -177,7 +177,7 @@ def assert_resumes_bit_for_bit(work: Work, learn: Callable[..., list[Any]], *sto
     assert ended(learn(name="run", stop=after(stops[0]))).reason == "interrupted"
     for n_steps in stops[1:]:
         assert ended(work.resume(stop=after(n_steps))).reason == "interrupted"
-    assert warnings_in(work.resume()) == []
+    assert not any("bitwise" in warning for warning in warnings_in(work.resume()))
     assert lasting(work.run(), steps) == lasting(work.run("whole"), steps)
 
 

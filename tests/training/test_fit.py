@@ -6,16 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU, ExecutionContext
 from lmtool.errors import NumericalError, ResourceError
 from lmtool.model import build
-from lmtool.objective import CausalObjective
+from lmtool.objective import CausalObjective, Example
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.training.fit import MAX_SKIPPED_UPDATES, CompletedStep, ModelAndOptimizers, fit
+from lmtool.training.fit import MAX_SKIPPED_UPDATES, CompletedStep, ModelAndOptimizers, fit, split_into_micro_batches
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows
 from tests.support.cases import nightly_but
@@ -337,3 +339,41 @@ def test_one_row_that_does_not_fit_is_told_and_so_are_other_errors(
     with pytest.raises((ResourceError, RuntimeError), match=expected):
         trainer.train()
     assert_same(before, trainer.everything())
+
+
+RNG = np.random.default_rng(0)
+
+
+def example(length: int, other: int | None = None) -> Example:
+    second = None if other is None else np.full(other, 9)
+    return Example(np.full(length, 8), RNG, second=second)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.one_of(st.none(), st.integers(1, 30))), min_size=1, max_size=40),
+    st.integers(1, 12),
+    st.one_of(st.none(), st.integers(1, 200)),
+)
+def test_no_part_is_above_its_limits_and_no_row_is_lost(
+    sizes: list[tuple[int, int | None]], rows: int, tokens: int | None
+) -> None:
+    examples = [example(*size) for size in sizes]
+    parts = list(split_into_micro_batches(examples, rows, tokens))
+    assert sorted(map(id, examples)) == sorted(id(one) for part in parts for one in part)
+    for part in parts:
+        assert 1 <= len(part) <= rows
+        widest = max(len(one.tokens) for one in part) + max(
+            0 if one.second is None else len(one.second) for one in part
+        )
+        assert tokens is None or len(part) == 1 or len(part) * widest <= tokens
+    if tokens is None:
+        assert [one for part in parts for one in part] == examples
+
+
+def test_rows_of_like_length_go_together() -> None:
+    """Fifteen short rows and one long one: the long one pads no other."""
+    lengths = [3, 4, 5] * 5
+    parts = list(split_into_micro_batches([example(length) for length in [*lengths[:7], 60, *lengths[7:]]], 100, 80))
+    assert [len(part) for part in parts] == [15, 1]
+    assert [len(one.tokens) for one in parts[0]] == sorted(lengths)

@@ -44,7 +44,7 @@ N_TEXTS = {"labels": 1, "triplets": 3, "hard negatives": 3}
 def a_recipe(loss: str, dropout: float = 0.0, **training: Any) -> Recipe:
     return Recipe.model_validate(
         {
-            "model": tiny.spec(shape="encoder", context=40, dropout=dropout).model_dump(),
+            "model": tiny.spec(shape="encoder", context=40, dropout=dropout),
             "objective": {"kind": "embedding", **LOSSES[loss]},
             "training": {"steps": 3, "batch_size": BATCH, **training},
             "optimizer": {"kind": "sgd", "lr": 0.2, "momentum": 0.9},

@@ -131,9 +131,9 @@ def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) 
         tokens(examples, 0, sample)
         marks = examples.stream_positions_before(sample)
         expected = tokens(examples, sample, sample + 80)
-        numbers = examples.find_document_numbers(np.arange(sample, sample + 8))
+        numbers = examples.find_document_numbers(np.arange(sample + 72, sample + 80))
     assert numbers == sorted(set(numbers))
-    assert "90 % " in data.description_lines[0]
+    assert "10 % " in data.description_lines[0]
     with streamed(data, *marks) as examples:
         assert tokens(examples, sample, sample + 80) == expected
 

@@ -98,7 +98,7 @@ def test_tables_are_learned_measured_and_answered_by_two(group: Work) -> None:
     stdout = (group.folder / "0.stdout").read_text()
     assert stdout.count("validation: 6 rows") == 1
     assert stdout.splitlines()[-1] == str(group.run("tuned"))
-    assert (group.folder / "1.stdout").read_text() == f"{group.run('tuned')}\n"
+    assert (group.folder / "1.stdout").read_text().count(str(group.run("tuned"))) == 1
     assert (group.folder / "1.stderr").read_text().count("has completed all 12 steps") == 1
     group.learn_table(group.recipe, group.folder / "table.csv", *STILL, name="tuned by one")
     found, expected = (read_metrics_json(group.run(name)) for name in ("tuned", "tuned by one"))

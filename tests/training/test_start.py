@@ -5,6 +5,7 @@ import json
 import os
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,16 +20,19 @@ from lmtool import durable
 from lmtool.batch import Batch
 from lmtool.cli import app
 from lmtool.compute.device import CPU
-from lmtool.compute.processes import World
+from lmtool.compute.processes import PeerEnded, World
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
 from lmtool.inference import load
 from lmtool.inference.load import build_model, load_run
+from lmtool.recipe.spec.training import Checkpointing
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import plan
+from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
 from lmtool.training.events import AlreadyFinished, Sampled, Saved, Stepped
 from lmtool.training.resuming import resume
+from tests.support import tiny
 from tests.support.cases import nightly_but
 from tests.support.damage import flip_bit
 from tests.support.training import (
@@ -411,3 +415,22 @@ def test_a_compiled_model_trains_like_one_that_is_not(work: Work) -> None:
     (warning,) = warnings_in(work.resume("training.compile=false", "training.steps=+1", name="compiled"))
     assert "compile True -> False" in warning
     assert load_run(str(work.run("compiled"))).step > 0
+
+
+class EndedPeer:
+    """Another process, which has ended."""
+
+    rank, size = 1, 2
+
+    def gather_texts(self, text: str) -> list[str]:
+        raise PeerEnded("another process has ended")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_the_end_of_another_process_is_no_warning(background: bool) -> None:
+    """Training cannot go on without it, as it does without a checkpoint."""
+    with ThreadPoolExecutor(1) as thread:
+        manager = CheckpointManager(None, Checkpointing(background=background), thread, peers=EndedPeer())
+        told = (event for step in (1, 2) for event in manager.save_checkpoint(step, tiny.model(), {}, TrainingState()))
+        with pytest.raises(ResourceError):
+            list(told)

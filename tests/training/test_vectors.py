@@ -274,9 +274,8 @@ def test_what_does_not_fit_is_refused_before_a_run_is_made(
         work.pretrain("model={kind: ngram, order: 2, context: 16}", *WORDS, name="ngram")
     if "second" in model:
         learn(work, HALVES, name="second")
-    with pytest.raises(error, match=what) as refused:
+    with pytest.raises(error, match=what):
         learn(work, model, *words)
-    assert len(refused.value.lines()) <= 3
     assert not work.run().exists()
 
 
