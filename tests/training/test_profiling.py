@@ -86,7 +86,7 @@ def test_utilization_is_the_share_of_the_speed_at_the_peak(work: Work, monkeypat
     """A GPU whose peak is 1e9 FLOP/s stands in for this device, a CPU, of which nothing is said."""
     assert [event.peak_speed for event in of_kind(work.pretrain(name="unknown"), FitStarted)] == [None]
     assert all("mfu" not in record for record in metrics(work.run("unknown")))
-    assert "tilization" not in render_runs_page([RunHistory.from_run(Run.open(work.run("unknown")))])
+    assert "Utilization over steps" not in render_runs_page([RunHistory.from_run(Run.open(work.run("unknown")))])
     monkeypatch.setattr(ExecutionContext, "peak_flops", 1e9)
     (plan,) = of_kind(work.pretrain(), FitStarted)
     assert plan.peak_speed is not None
