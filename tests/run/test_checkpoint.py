@@ -172,7 +172,7 @@ def test_every_damage_of_a_file_is_found(tmp_path: Path) -> None:
 
 def test_the_optimizer_is_compared_when_it_is_read(tmp_path: Path) -> None:
     path = save(tmp_path, 5).path
-    flip_bit(path / "optimizer.safetensors")
+    flip_bit(path / "optimizer.safetensors", at=-1)
     unread = checkpoint.verify_checkpoint(path, verify_optimizer=False)
     assert as_bytes(unread.load_model()) == as_bytes(tensors(5))
     with pytest.raises(CheckpointError):

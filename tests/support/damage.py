@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 
-def flip_bit(path: Path) -> None:
-    """Damage the byte in the middle of a file."""
+def flip_bit(path: Path, at: int | None = None) -> None:
+    """Damage a byte of a file, by default the one in its middle; the last ones are of tensors."""
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[len(content) // 2 if at is None else at] ^= 1
     path.write_bytes(content)
 
 

@@ -190,7 +190,7 @@ def test_adapters_without_their_base_are_refused(work: Work, base: Path, tuned: 
             shutil.rmtree(base)
             work.pretrain("model.n_layers=2", "training.steps=4", "seed=2", name="base")
         case "damaged":
-            flip_bit(base / "checkpoints/step-000004/model.safetensors")
+            flip_bit(base / "checkpoints/step-000004/model.safetensors", at=-1)
     said = {
         "gone": "holds adapters only, to step-000004 of base: no run",
         "changed": "to step-000004 of base, which has",
