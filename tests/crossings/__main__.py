@@ -59,7 +59,6 @@ class Crossings(Generator):
         lines = [
             f"{len(covered)} pairs ran, {len(all_pairs()) - len(covered)} did not, {late} of them as a command refused"
         ]
-        unnamed = [f"refused without the name of a key: {one}" for one in dict.fromkeys(self.language.unnamed)]
         return [*lines, *unnamed], bool(unnamed)
 
 

@@ -11,23 +11,11 @@ from pathlib import Path
 import pytest
 
 from lmtool.run.directory import Run
-from tests.crossings.axes import (
-    AXES,
-    OF_MODEL,
-    PUBLISHED,
-    TASKS,
-    USUAL,
-    WITHOUT_TEXT,
-    Row,
-    chosen,
-    is_named,
-    settings,
-    settings_on_base,
-)
+from tests.crossings import axes
+from tests.crossings.axes import AXES, OF_MODEL, PUBLISHED, TASKS, USUAL, WITHOUT_TEXT, Row, chosen, is_named
 from tests.crossings.home import SHORT, table_of
 from tests.faults.commands import Outcome, begin, lmtool
-from tests.faults.home import digests, finish_all, free_port, together
-from tests.faults.home import settings as as_options
+from tests.faults.home import digests, finish_all, free_port, settings, together
 from tests.faults.watching import Kill, Record
 from tests.support.training import lasting, metrics
 
@@ -162,9 +150,8 @@ class Crossing:
         for one, other in zip(metrics(self.home / WHOLE), metrics(self.home / OTHER), strict=True):
             for key in FIGURES:
                 if one.get(key) is not None and other.get(key) != pytest.approx(one[key], rel=tolerance, abs=1e-5):
-                    self.problems.append(
-                        f"{key} of step {one['step']}: {one[key]}, in other processes {other.get(key)}"
-                    )
+                    found = f"{one[key]}, in other processes {other.get(key)}"
+                    self.problems.append(f"{key} of step {one['step']}: {found}")
                     return
         self.did.append("the same in other processes")
 
@@ -233,10 +220,10 @@ def words_of(row: Row, output: str, more: Sequence[str] = ()) -> list[str]:
         if table == "valid and test":
             words += [f"--{part}={table_of(task.table, table, f'.{part}')}" for part in ("valid", "test")]
     if row["base"] == "none":
-        words += ["--recipe", "tiny.yaml", *as_options([*settings(row), *more])]
+        words += ["--recipe", "tiny.yaml", *settings([*axes.settings(row), *more])]
     else:
         model = "published" if row["base"] == "published" else "runs/base"
-        words += ["--from", model, *as_options([*SHORT, *settings_on_base(row)])]
+        words += ["--from", model, *settings([*SHORT, *axes.settings_on_base(row)])]
     return [*words, "-o", output, "-q"]
 
 

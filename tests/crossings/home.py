@@ -98,12 +98,8 @@ def _row(kind: str, rng: random.Random, number: int) -> dict[str, object]:
             positive, negative = " ".join(reversed(text.split()[:4])), " ".join(rng.choices(_STOCK, k=3))
             return {"anchor": text, "positive": f"{positive} {number}", "negative": negative}
         case "conversations":
-            return {
-                "messages": [
-                    {"role": "user", "content": text},
-                    {"role": "assistant", "content": " ".join(reversed(text.split()[:3]))},
-                ]
-            }
+            turns = {"user": text, "assistant": " ".join(reversed(text.split()[:3]))}
+            return {"messages": [{"role": role, "content": content} for role, content in turns.items()]}
     return {"source": text, "target": " ".join(reversed(text.split()[:4]))}
 
 

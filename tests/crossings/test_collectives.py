@@ -49,24 +49,14 @@ TEXTS: dict[str, Sequence[str]] = families.ON_TEXT | {
 TABLES: dict[str, Sequence[str]] = families.ON_TABLES | {
     "numbers": (*HEAD, "objective.task=number"),
     "several labels": (*HEAD, "objective.task=multi"),
-    "classes beside a language model": ("objective={kind: classification, lm_weight: 0.5}",),
-    "balanced classes": (*HEAD, "objective.class_weights=balanced"),
     "tags": (ENCODER, "objective.kind=tagging"),
     "tags of a crf": (ENCODER, "objective={kind: tagging, crf: true}"),
     "questions": (ENCODER, "objective.kind=question-answering"),
     "answers of an encoder-decoder": (LUONG, "objective.kind=seq2seq"),
 }
 SAYS = {"numbers": lambda i: i % 5, "several labels": lambda i: ["a;b", "b", ";"][i % 3]}
-AT_ONCE = (
-    "decoder",
-    "next sentences",
-    "sampled tokens",
-    "skip-gram",
-    "3-gram",
-    "classes of an encoder",
-    "tags",
-    "questions",
-)
+AT_ONCE = ("decoder", "next sentences", "sampled tokens", "skip-gram", "3-gram", "classes of an encoder")
+AT_ONCE += ("tags", "questions")
 """Those of each kind that are tested every time, where a model is shared and where it is not."""
 SHARING = {"sampled tokens", "tags"}
 NOT_SHARING = {"next sentences", "questions"}
@@ -163,7 +153,9 @@ def test_processes_learn_from_text_what_one_does(
     assert len(entered) > 6
 
 
-@pytest.mark.parametrize(("name", "shared"), nightly_but(cases(TABLES), "seq2seq, replicated", 13, unpack=True))
+@pytest.mark.parametrize(
+    ("name", "shared"), nightly_but(cases(TABLES), "seq2seq, replicated", "several labels, replicated", unpack=True)
+)
 def test_processes_learn_from_tables_what_one_does(
     work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Sequence[str]
 ) -> None:
@@ -192,29 +184,22 @@ def test_processes_learn_from_tables_what_one_does(
             assert loss == near(measured.loss)
 
 
+@pytest.mark.parametrize("tunes", [False, True], ids=["distil", "tune adapters"])
 @pytest.mark.parametrize("shared", [(), (SHARED,)], ids=["replicated", "shared"])
-def test_processes_distil_what_one_does(work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[str]) -> None:
-    overrides = still(())
-    work.pretrain(*overrides, "training.steps=1", name="teacher")
-
-    def learn(*, name: str) -> None:
-        given = (*overrides, "distillation.cosine=0.1", *(shared if name == "many" else ()))
-        work.pretrain(*given, name=name, teacher=work.run("teacher"))
-
-    learns_alike(work, monkeypatch, learn)
-
-
-@pytest.mark.parametrize("shared", [(), (SHARED,)], ids=["replicated", "shared"])
-def test_processes_tune_adapters_as_one_does(
-    work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[str]
+def test_processes_learn_from_another_run_what_one_does(
+    work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[str], tunes: bool
 ) -> None:
-    overrides = [*still(()), "objective.dropout=0", "tuning.lora={rank: 2, dropout: 0}"]
+    overrides = still(())
     work.pretrain("model.dropout=0", "training.steps=1", name="base")
     rows = table(work, "classes of an encoder")
 
     def learn(*, name: str) -> None:
         given = (*overrides, *(shared if name == "many" else ()))
-        work.finetune(*given, source=work.run("base"), table=rows, name=name)
+        if tunes:
+            adapters = ("objective.dropout=0", "tuning.lora={rank: 2, dropout: 0}")
+            work.finetune(*given, *adapters, source=work.run("base"), table=rows, name=name)
+        else:
+            work.pretrain(*given, "distillation.cosine=0.1", name=name, teacher=work.run("base"))
 
     learns_alike(work, monkeypatch, learn)
 

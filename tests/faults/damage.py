@@ -154,16 +154,8 @@ TARGETS: dict[str, tuple[Reader, ...]] = {
     "table.csv": (Reader(FINETUNE), Reader(("predict", "runs/tuned", "table.csv")), TUNED[-2]),
     "tiny.yaml": (Reader(PRETRAIN), Reader(("recipes", "show", "tiny.yaml", "--resolved"))),
 }
-WEIGHTS = {
-    "runs/base": 6,
-    "runs/half": 6,
-    "runs/tuned": 4,
-    "runs/shared": 4,
-    "runs/imported": 3,
-    "cache": 5,
-    "published": 3,
-    "index": 3,
-}
+WEIGHTS = {"runs/base": 6, "runs/half": 6, "runs/tuned": 4, "runs/shared": 4, "runs/imported": 3}
+WEIGHTS |= {"cache": 5, "published": 3, "index": 3}
 CHECKED = ("runs/base", "runs/half", "runs/tuned", "runs/shared", "runs/imported", "cache")
 """Where damage must be found, since checksums are kept. Of a published model, a text or a table there are none."""
 

@@ -1,10 +1,8 @@
 """Files that are whole and false: checksums are right, but a value is of another type, unknown, missing, or absurd."""
 
 import copy
-import hashlib
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +13,12 @@ from lmtool.durable import TEMPORARY_PREFIX
 from lmtool.records import encode_with_checksum
 from tests.campaigns.harness import Told
 from tests.faults.damage import TARGETS, Reader
+from tests.support.damage import sign
 
 VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    0,
-    -1,
-    3,
-    10**30,
-    1e308,
-    -0.5,
-    float("nan"),
-    "",
-    "x" * 5000,
-    "../../../etc/passwd",
-    "\x1b[31m\n[bold]",
-    "\ud800",
-    [],
-    {},
-    [[[[]]]],
-    ["x"] * 3,
-    {"x": {"x": 1}},
-    "2026-11-22T00:00:00",
-    "float16",
+    *(None, True, 0, -1, 3, 10**30, 1e308, -0.5, float("nan")),
+    *("", "x" * 5000, "../../../etc/passwd", "\x1b[31m\n[bold]", "\ud800", "2026-11-22T00:00:00", "float16"),
+    *([], {}, [[[[]]]], ["x"] * 3, {"x": {"x": 1}}),
 )
 JSON = (".json", ".jsonl")
 EDITS = (
@@ -118,18 +99,6 @@ REFUSED = ("shape", "missing", "unknown", "not finite", "cut")
 """Forgeries of the weights of a run that no command may use."""
 
 
-def sign(checkpoint: Path) -> None:
-    """Write a manifest that states what the files of a checkpoint are now."""
-    manifest = checkpoint / "MANIFEST.json"
-    content = json.loads(manifest.read_text())
-    for name in content["files"]:
-        raw = (checkpoint / name).read_bytes()
-        content["files"][name] = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
-    del content["sha256"]
-    encode: Callable[[Any], bytes] = lambda value: json.dumps(value, indent=1).encode("ascii") + b"\n"  # noqa: E731
-    manifest.write_bytes(encode(content | {"sha256": hashlib.sha256(encode(content)).hexdigest()}))
-
-
 def case(home: Path, rng: random.Random, number: int) -> Told:
     """Forge one file, sign its checkpoint, and run a command that reads it."""
     runs = ["runs/base", "runs/half", "runs/half", "runs/tuned", "runs/shared", "runs/imported"]
@@ -148,14 +117,8 @@ def case(home: Path, rng: random.Random, number: int) -> Told:
     reader: Reader = rng.choice([reader for reader in TARGETS[target] if not reader.shows or rng.random() < 0.2])
     outcome, problems = reader.judge(home, checked=name == "recipe.yaml")
     loads = not reader.shows and reader.words[0] != "tokenize"
-    if (
-        name.startswith("model")
-        and name.endswith(".safetensors")
-        and target.startswith("runs/")
-        and told[0] in REFUSED
-        and loads
-        and outcome.code == 0
-    ):
+    forged_weights = name.startswith("model") and name.endswith(".safetensors") and told[0] in REFUSED
+    if target.startswith("runs/") and forged_weights and loads and outcome.code == 0:
         problems.append(f"{reader.name}: took weights with {told[0]}")
     how = f"{target}: {name}: {told[0]}"
     return [name, f"code {outcome.code}"], [f"{how}: {problem}" for problem in problems]
@@ -171,9 +134,8 @@ def _forge(file: Path, rng: random.Random) -> str:
             file.write_text(content.replace(old, new))
             return f"{new} instead of {old}"
         lines = file.read_text().splitlines()
-        lines[rng.randrange(len(lines))] = rng.choice(
-            ["x: y", "  n_layers: 1e9", "model: null", "- 1", "\t{", "&a [*a]"]
-        )
+        others = ["x: y", "  n_layers: 1e9", "model: null", "- 1", "\t{", "&a [*a]"]
+        lines[rng.randrange(len(lines))] = rng.choice(others)
         file.write_text("\n".join(lines))
         return "a line"
     lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
@@ -185,9 +147,8 @@ def _forge(file: Path, rng: random.Random) -> str:
         is_sealed = isinstance(content, dict) and "checksum" in content
         how = forge_json(content, rng)
         if is_sealed and "checksum" in content and "NaN" not in json.dumps(content):
-            content = json.loads(
-                encode_with_checksum({key: value for key, value in content.items() if key != "checksum"})
-            )
+            del content["checksum"]
+            content = json.loads(encode_with_checksum(content))
     lines[at] = json.dumps(content, indent=None if file.suffix == ".jsonl" else 1)
     file.write_text("\n".join(lines) + "\n")
     return how

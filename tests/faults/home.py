@@ -105,10 +105,7 @@ class Job:
         file = copy.with_name(f"{copy.name}.events")
         for outcome in self.run(copy, Record(file), hooked=rank):
             made(outcome)
-        return {
-            "remains": self.remains(copy),
-            "events": [line.split("\t") for line in file.read_text().splitlines()],
-        }
+        return {"remains": self.remains(copy), "events": [line.split("\t") for line in file.read_text().splitlines()]}
 
     @property
     def writers(self) -> range:
@@ -142,14 +139,8 @@ def together(rank: int, ranks: int, port: int) -> dict[str, str]:
     """The environment of one of several processes that meet at a port."""
     if ranks == 1:
         return {}
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    return own | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def finish_all(begun: Sequence[Begun]) -> list[Outcome]:
@@ -257,27 +248,41 @@ PRETRAIN = ("pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", NEW, "-q")
 FINETUNE = ("finetune", "table.csv", "--from", "runs/base", "-o", NEW, "-q", *settings(TUNING))
 TWO = ("model.dropout=0",)
 SHARDED = (*TWO, "training.shard=full")
+BACKGROUND = (*PRETRAIN, *settings([*SHARDED, "checkpoint.background=true"]))
 TOKENIZE = ("tokenize", "other.txt", "--kind", "bpe", "--vocab-size", "310", "-o", "new-tokens", "-q")
 EXPORT = ("export", "runs/base", "new-published", "-q")
 JOBS = (
     Job("pretrain", PRETRAIN, resumed, of_run(NEW), trains=True),
     Job("pretrain of two", (*PRETRAIN, *settings(TWO)), resumed, of_run(NEW), ranks=2, trains=True),
     Job("sharded", (*PRETRAIN, *settings(SHARDED)), resumed, of_run(NEW), ranks=2, trains=True, shares=True),
-    Job(
-        "sharded in the background",
-        (*PRETRAIN, *settings([*SHARDED, "checkpoint.background=true"])),
-        resumed,
-        of_run(NEW),
-        ranks=2,
-        trains=True,
-        shares=True,
-    ),
+    Job("sharded in the background", BACKGROUND, resumed, of_run(NEW), ranks=2, trains=True, shares=True),
     Job("finetune", FINETUNE, resumed, of_run(NEW), trains=True),
     Job("tokenize", TOKENIZE, repeated, of_folder("new-tokens")),
     Job("import", ("import", "published", "-o", NEW, "-q"), repeated, of_import),
     Job("export", EXPORT, repeated, of_folder("new-published")),
     Job("export of GGUF", ("export", "runs/base", "new.gguf", "--gguf", "f16", "-q"), repeated, of_folder("new.gguf")),
 )
+
+
+VARIANTS = tuple(
+    Job(name, (*PRETRAIN, *settings(overrides)), resumed, of_run(NEW), trains=True)
+    for name, overrides in {
+        "patience": ("evaluation.every=2", "evaluation.patience=9"),
+        "muon, micro-batches": ("optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}", "training.micro_batch=3"),
+        "lstm, carried states": (
+            "model={kind: recurrent, d_model: 12, context: 8, dropout: 0.1}",
+            "training.carry_state=true",
+            "training.micro_batch=3",
+        ),
+        "streamed": ("data.stream=true", "training.batch_size=32"),
+        "in the background": ("checkpoint.background=true", "evaluation.every=2"),
+    }.items()
+)
+"""More ways of training, which are killed as well."""
+
+
+def job_named(name: str) -> Job:
+    return next(job for job in JOBS if job.name == name)
 
 
 def build(folder: Path) -> Path:
@@ -307,7 +312,8 @@ def build(folder: Path) -> Path:
     ):
         made(lmtool(home, *command, modules=folder / "modules"))
         import_all((folder / "modules").read_text().splitlines())
-    for outcome in JOBS[2].run(home, words=[word.replace(NEW, "runs/shared") for word in JOBS[2].words]):
+    sharded = job_named("sharded")
+    for outcome in sharded.run(home, words=[word.replace(NEW, "runs/shared") for word in sharded.words]):
         made(outcome)
     in_last_save = Kill(5, below=f"runs/half/checkpoints/.tmp-step-{STEPS:06d}/")
     killed = lmtool(home, "pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", "runs/half", "-q", hook=in_last_save)

@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from lmtool.run.checkpoint import list_checkpoints
@@ -15,7 +16,7 @@ from lmtool.run.lock import is_run_locked
 from tests.campaigns.harness import Told
 from tests.faults import places
 from tests.faults.commands import Hook, Outcome, lmtool
-from tests.faults.home import JOBS, NEW, Job
+from tests.faults.home import JOBS, NEW, VARIANTS, Job, job_named
 from tests.faults.watching import FREEING, Fail, Homeless, Jump, Kill, Lack, Send
 
 SAVED = "/checkpoints/"
@@ -26,16 +27,16 @@ YEAR = 365.25 * 86400
 CLOCKS = (-60 * YEAR, -YEAR, -3600.0, -1.0, 3600.0, YEAR, 100 * YEAR, 7000 * YEAR)
 
 
-def chosen(rng: random.Random, *, saves: bool = False) -> Job:
+def chosen(rng: random.Random, among: Sequence[Job] = JOBS, *, saves: bool = False) -> Job:
     """A job; with `saves` one that saves checkpoints."""
-    jobs = [job for job in JOBS if not saves or job.trains or job.name == "import"]
+    jobs = [job for job in among if not saves or job.trains or job.name == "import"]
     return rng.choices(jobs, [WEIGHTS.get(job.name, 1) for job in jobs])[0]
 
 
 def kill(home: Path, rng: random.Random, number: int) -> Told:
     """kill -9 at any operation of a job, of two cases in one inside a save; once or twice; or a power cut."""
     in_save = number % 2 == 0
-    job = chosen(rng, saves=in_save)
+    job = chosen(rng, (*JOBS, *VARIANTS), saves=in_save)
     hooked = rng.choice(job.writers)
     events = job.events(home, hooked)
     at = rng.choice([n for n, (_, path) in enumerate(events, 1) if not in_save or SAVED in path])
@@ -218,13 +219,9 @@ def no_home(home: Path, rng: random.Random, number: int) -> Told:
         return did, problems or ["a folder is named ~"] * os.path.lexists(home / "~")
     mode = rng.choice([0o770, 0o707, 0o777])
     cache.chmod(mode)
-    outcome = lmtool(home, *_job("pretrain").words, hook=hook)
+    outcome = lmtool(home, *job_named("pretrain").words, hook=hook)
     problems = outcome.problems(codes=(5,)) or [outcome.err] * ("LMTOOL_CACHE" not in outcome.err)
     return [f"mode {mode:o}", f"code {outcome.code}"], problems
-
-
-def _job(name: str) -> Job:
-    return next(job for job in JOBS if job.name == name)
 
 
 def _without(home: Path, rng: random.Random, number: int, hook: Hook, alone: bool = False) -> Told:

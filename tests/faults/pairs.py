@@ -11,19 +11,7 @@ from pathlib import Path
 from lmtool.run.checkpoint import list_checkpoints
 from tests.campaigns.harness import Told
 from tests.faults.commands import Outcome, begin, lmtool
-from tests.faults.home import (
-    EXPORT,
-    FINETUNE,
-    JOBS,
-    NEW,
-    PRETRAIN,
-    TOKENIZE,
-    Job,
-    Remains,
-    differing,
-    golden,
-    of_run,
-)
+from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, TOKENIZE, Remains, differing, golden, job_named, of_run
 from tests.faults.watching import Pause, Record
 
 WAITS = 1.5
@@ -50,17 +38,13 @@ class Pair:
     same: Callable[[Path], Remains] | None = None
 
 
-def _job(name: str) -> Job:
-    return next(job for job in JOBS if job.name == name)
-
-
 PAIRS = (
     Pair(PRETRAIN, ELSEWHERE, of_run(NEW), both=True, same=of_run(OTHER)),  # one cache
     Pair(PRETRAIN, PRETRAIN, of_run(NEW)),  # one run directory
     Pair(RESUME, RESUME, of_run("runs/half")),
-    Pair(TOKENIZE, TOKENIZE, _job("tokenize").remains),
-    Pair(EXPORT, EXPORT, _job("export").remains),
-    Pair(IMPORT, IMPORT, _job("import").remains),
+    Pair(TOKENIZE, TOKENIZE, job_named("tokenize").remains),
+    Pair(EXPORT, EXPORT, job_named("export").remains),
+    Pair(IMPORT, IMPORT, job_named("import").remains),
     Pair(GENERATE, GENERATE, None, both=True),  # imports into the cache
     Pair(RESUME, ("eval", "runs/half", "text.txt", "-q"), of_run("runs/half"), both=True),
     Pair(RESUME, ("runs", "rm", "half", "--yes"), of_run("runs/half")),
@@ -108,12 +92,10 @@ def _judge(home: Path, pair: Pair, outcomes: list[Outcome], expected: Remains) -
     if pair.result is None:
         return [f"stdout is {one.out!r}" for one in ended if pair.both and one.out != expected.get("stdout")]
     if "rm" in pair.second and outcomes[1].code == 0:
-        return (
-            ["the run that was removed has files"] if list_checkpoints(home / "runs" / "half" / "checkpoints") else []
-        )
+        left = list_checkpoints(home / "runs" / "half" / "checkpoints")
+        return ["the run that was removed has files"] if left else []
     if outcomes[0].code or pair.first == pair.second or pair.both:
         problems = [f"{part} differs" for part in differing(pair.result(home), expected)]
     if pair.same is not None:
         problems += [f"{part} of the second differs" for part in differing(pair.same(home), expected)]
-    left = [str(path.relative_to(home)) for path in (home / "runs").glob(".tmp-*")]
-    return problems + [f"{path} was left" for path in left]
+    return problems + [f"{path.relative_to(home)} was left" for path in (home / "runs").glob(".tmp-*")]

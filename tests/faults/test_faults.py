@@ -26,3 +26,9 @@ def test_no_case_of_any_campaign_fails(count: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     tried = dict(re.findall(r"^\| ([a-z-]+) \| (\d+) \| 0 \|", done.stdout, re.MULTILINE))
     assert tried == {campaign.name: str(count) for campaign in FAULTS.campaigns}
+
+
+def test_what_is_killed_again_and_again_ends_as_if_nothing_had_happened() -> None:
+    done = campaigns("--only", "kills", "--count", "12")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^\| kills \| 12 \| 0 \| .*killed 12", done.stdout, re.MULTILINE)

@@ -124,28 +124,22 @@ class Watch:
         os.open = watched
 
     def _wrap_write(self) -> None:
-        genuine_write, genuine_pwrite = os.write, os.pwrite
+        def wrapped(genuine: Callable[..., int]) -> Callable[..., int]:
+            def write(handle: int, content: Any, *position: int) -> int:
+                inside = self._inside(handle)
+                if inside is None:
+                    return genuine(handle, content, *position)
+                self.unsynced.setdefault(inside, os.fstat(handle).st_size)
+                size = self._event("write", inside)
+                if size is None:
+                    return genuine(handle, content, *position)
+                genuine(handle, memoryview(content)[:size], *position)
+                self._event("write", inside, torn=True)
+                raise AssertionError("a torn write is the last")
 
-        def write(handle: int, content: Any) -> int:
-            inside = self._inside(handle)
-            if inside is None:
-                return genuine_write(handle, content)
-            self.unsynced.setdefault(inside, os.fstat(handle).st_size)
-            size = self._event("write", inside)
-            if size is None:
-                return genuine_write(handle, content)
-            genuine_write(handle, memoryview(content)[:size])
-            self._event("write", inside, torn=True)
-            raise AssertionError("a torn write is the last")
+            return write
 
-        def pwrite(handle: int, content: Any, position: int) -> int:
-            if (inside := self._inside(handle)) is None or (size := self._event("write", inside)) is None:
-                return genuine_pwrite(handle, content, position)
-            genuine_pwrite(handle, memoryview(content)[:size], position)
-            self._event("write", inside, torn=True)
-            raise AssertionError("a torn write is the last")
-
-        os.write, os.pwrite = write, pwrite
+        os.write, os.pwrite = wrapped(os.write), wrapped(os.pwrite)
 
     def _wrap_rename(self, name: str) -> None:
         genuine = getattr(os, name)

@@ -37,10 +37,9 @@ from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run import tensors
-from lmtool.run.checkpoint import FileEntry
 from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.files import RunInfo, ValidationState, read_saved_state
+from lmtool.run.files import ValidationState, read_saved_state
 from lmtool.run.saving import Snapshot
 from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove_texts_by_id_or_source
 from lmtool.tasks.reading import read_labelled_table
@@ -48,27 +47,20 @@ from lmtool.tasks.schema import choose_columns
 from lmtool.tokenization import template as sandbox
 from lmtool.tokenization.chat import ChatFormat, Message
 from lmtool.tokenization.tokenizer import Tokenizer
+from tests.support.damage import sign
+from tests.support.runs import run_info
 from tests.tokenization import chat_templates
 from tests.tokenization.chat_templates import published
 
 TEXT = "The baker sold a kettle at dawn, and the señora \u201cforgot\u201d the map by the sea. 1,000 moons!\n" * 4
 TABLE = "text,label\n" + "".join(f'"a row, number {n}",{"good" if n % 2 else "bad"}\n' for n in range(8))
 PAIRS = "source\ttarget\n" + "".join(f"ein Hund {n}\ta dog {n}\n" for n in range(8))
-QUESTIONS = {
-    "data": [
-        {
-            "paragraphs": [
-                {
-                    "context": "The baker sold a kettle.",
-                    "qas": [
-                        {"id": "1", "question": "Who?", "answers": [{"text": "The baker", "answer_start": 0}]},
-                        {"id": "2", "question": "What?", "answers": [{"text": "a kettle", "answer_start": 15}]},
-                    ],
-                }
-            ]
-        }
-    ]
-}
+ROWS = [{"text": f"a row {n}", "label": n % 2, "tags": ["a", "b"]} for n in range(8)]
+ANSWERED = [
+    {"id": "1", "question": "Who?", "answers": [{"text": "The baker", "answer_start": 0}]},
+    {"id": "2", "question": "What?", "answers": [{"text": "a kettle", "answer_start": 15}]},
+]
+QUESTIONS = {"data": [{"paragraphs": [{"context": "The baker sold a kettle.", "qas": ANSWERED}]}]}
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -103,6 +95,22 @@ def _written(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
+def _file_of(make: Callable[[Path], object], name: str, use: Callable[[Path], object]) -> ModelRunner:
+    """A file of what `make` makes in a place, which `use` reads whole."""
+
+    def seeds(folder: Path) -> list[bytes]:
+        make(folder / "made")
+        return [(folder / "made" / name).read_bytes()]
+
+    def read(folder: Path, content: bytes) -> None:
+        if not (folder / "made").exists():
+            make(folder / "made")
+        (folder / "made" / name).write_bytes(content)
+        use(folder / "made")
+
+    return ModelRunner(seeds, read)
+
+
 # Recipes
 
 
@@ -118,12 +126,8 @@ def _read_recipe(folder: Path, content: bytes) -> None:
 
 def _settings(_: Path) -> list[bytes]:
     return [
-        *(
-            b"training.steps=500",
-            b"optimizer.lr=1e-3",
-            b"model={kind: recurrent, cell: lstm, n_layers: 1, d_model: 8, context: 8}",
-            b"seed=+1",
-        ),
+        *(b"training.steps=500", b"optimizer.lr=1e-3", b"seed=+1"),
+        b"model={kind: recurrent, cell: lstm, n_layers: 1, d_model: 8, context: 8}",
         *(b"evaluation.prompts=[One day, It rained]", b"data.train=[a.txt, b.txt]", b"model.d_ff=null"),
         *(b"tokenizer.kind=char", b"schedule={kind: cosine, warmup_steps: 10}", b"model.position={kind: rotary}"),
     ]
@@ -154,14 +158,12 @@ def _as_corpus(name: str) -> Callable[[Path, bytes], None]:
 
 
 def _jsonl(_: Path) -> list[bytes]:
-    rows = [{"text": f"a row {n}", "label": n % 2, "tags": ["a", "b"]} for n in range(8)]
     turns = [{"messages": list(MESSAGES)} for _ in range(3)]
-    return ["\n".join(map(json.dumps, lines)).encode() for lines in (rows, turns)]
+    return ["\n".join(map(json.dumps, lines)).encode() for lines in (ROWS, turns)]
 
 
 def _json(_: Path) -> list[bytes]:
-    rows = [{"text": f"a row {n}", "label": n % 2, "tags": ["a", "b"]} for n in range(8)]
-    return [json.dumps(rows, indent=indent).encode() for indent in (None, 2)]
+    return [json.dumps(ROWS, indent=indent).encode() for indent in (None, 2)]
 
 
 def _parquet(folder: Path) -> list[bytes]:
@@ -258,25 +260,18 @@ def _read_shards(folder: Path, content: bytes) -> None:
 def _ggufs(folder: Path) -> list[bytes]:
     path = folder / "a.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(32)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
+    sizes = {"context_length": 64, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32}
+    sizes |= {"head_count": 2, "head_count_kv": 2, "layer_norm_rms_eps": 1e-5, "rope_freq_base": 10000.0}
     document = json.loads(Tokenizer.train(BpeTokenizer(vocab_size=300, sentinels=0), [TEXT]).to_json())
     tokens = ["<s>", "</s>", *list(document["model"]["vocab"])[7:]]
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3, *[1] * (len(tokens) - 2)])
-    writer.add_token_merges([" ".join(merge) for merge in document["model"]["merges"]])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_chat_template(chat_templates.CHATML)
+    of_tokenizer = {
+        **{"vocab_size": len(tokens), "tokenizer_model": "gpt2", "tokenizer_pre": "gpt-2", "token_list": tokens},
+        **{"token_types": [3, 3, *[1] * (len(tokens) - 2)], "bos_token_id": 0, "eos_token_id": 1},
+        "token_merges": [" ".join(merge) for merge in document["model"]["merges"]],
+        "chat_template": chat_templates.CHATML,
+    }
+    for key, value in (sizes | of_tokenizer).items():
+        getattr(writer, f"add_{key}")(value)
     parts = {
         **{f"blk.0.attn_{name}": (32, 32) for name in ("q", "k", "v", "output")},
         **{"blk.0.ffn_gate": (32, 32), "blk.0.ffn_up": (32, 32), "blk.0.ffn_down": (32, 32)},
@@ -327,21 +322,13 @@ def _read_tokenizer(folder: Path, content: bytes) -> None:
 def _file_of_published(name: str, changed: str) -> ModelRunner:
     """A file of the tokenizer of a published model, beside its others."""
 
-    def seeds(folder: Path) -> list[bytes]:
-        published(folder / "model", name)
-        return [(folder / "model" / changed).read_bytes()]
-
-    def read(folder: Path, content: bytes) -> None:
-        model = folder / "model"
-        if not model.exists():
-            published(model, name)
-        (model / changed).write_bytes(content)
+    def use(model: Path) -> None:
         read_published_tokenizer(model, "llama")
         tokenizer = Tokenizer.load(model)
         _use(tokenizer)
         ChatFormat.from_tokenizer(tokenizer)
 
-    return ModelRunner(seeds, read)
+    return _file_of(lambda place: published(place, name), changed, use)
 
 
 def _templates(_: Path) -> list[bytes]:
@@ -506,18 +493,11 @@ def _read_steps(folder: Path, content: bytes) -> None:
 # Runs and caches
 
 
-def _run(folder: Path) -> Path:
+def _run(place: Path) -> None:
     """A run with a checkpoint at step 2."""
     recipe = load("default", ["data.train=[a.txt]"]).recipe
-    with create_run(
-        folder / "run",
-        RunInfo.create(
-            recipe="default",
-            summary="decoder",
-            fingerprints={"data": "d", "tokenizer": "t"},
-        ),
-        {"recipe.yaml": dump_yaml(recipe).encode(), "tokenizer.json": b"{}"},
-    ) as run:
+    files = {"recipe.yaml": dump_yaml(recipe).encode(), "tokenizer.json": b"{}"}
+    with create_run(place, run_info("default"), files) as run:
         run.rewind_and_start_session(step=0, command=["lmtool", "pretrain"], environment={"python": "3"})
         for step in (1, 2):
             run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1.5, "lr": 1e-3, "seconds": 0.5})
@@ -526,79 +506,39 @@ def _run(folder: Path) -> Path:
         run.save_checkpoint(Snapshot(2, {"w": torch.ones(2)}, {}, state), keep_last=2)
         run.save_validation_and_prune(ValidationState(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0))
         run.end_session("finished")
-    return folder / "run"
+
+
+SAVED = f"{CHECKPOINTS}/step-000002"
 
 
 def _file_of_a_run(name: str) -> ModelRunner:
-    def seeds(folder: Path) -> list[bytes]:
-        return [(_run(folder) / name).read_bytes()]
-
-    def read(folder: Path, content: bytes) -> None:
-        run = folder / "run"
-        if not run.exists():
-            _run(folder)
-        (run / name).write_bytes(content)
+    def use(run: Path) -> None:
         list(find_damaged_run_files(run))
         found = Run.open(run)
         list(found.metrics.read_records())
         list(found.samples.read_records())
         assert found.last_validation is not None
 
-    return ModelRunner(seeds, read)
+    return _file_of(_run, name, use)
 
 
-def _states(folder: Path) -> list[bytes]:
-    return [(_run(folder) / CHECKPOINTS / "step-000002" / "state.json").read_bytes()]
-
-
-def _read_state(folder: Path, content: bytes) -> None:
-    """With the right checksums."""
-    run = folder / "run"
-    if not run.exists():
-        _run(folder)
-    path = run / CHECKPOINTS / "step-000002"
-    (path / "state.json").write_bytes(content)
-    files = {
-        name: FileEntry((path / name).stat().st_size, hashlib.sha256((path / name).read_bytes()).hexdigest())
-        for name in checkpoints.CHECKPOINT_FILES
-    }
-    (path / "MANIFEST.json").write_bytes(checkpoints.encode_manifest(2, None, files))
-    checkpoint = checkpoints.verify_checkpoint(path)
+def _use_signed_state(run: Path) -> None:
+    sign(run / SAVED)
+    checkpoint = checkpoints.verify_checkpoint(run / SAVED)
     read_verified_recipe(Run.open(run), checkpoint)
     read_saved_state(checkpoint)
 
 
-def _manifests(folder: Path) -> list[bytes]:
-    return [(_run(folder) / CHECKPOINTS / "step-000002" / "MANIFEST.json").read_bytes()]
-
-
-def _read_manifest(folder: Path, content: bytes) -> None:
-    run = folder / "run"
-    if not run.exists():
-        _run(folder)
-    (run / CHECKPOINTS / "step-000002" / "MANIFEST.json").write_bytes(content)
-    checkpoints.find_newest_valid_checkpoint(run / CHECKPOINTS)
-
-
-def _store(folder: Path) -> Path:
+def _store(place: Path) -> None:
     ones = np.ones(1, np.int64)
-    with StoreWriter(folder / "store", fingerprint="f", vocab_size=300) as writer:
+    with StoreWriter(place, fingerprint="f", vocab_size=300) as writer:
         for _ in range(3):
             writer.append(EncodedChunk(np.arange(40, dtype=np.uint16), 40 * ones, 90 * ones, 9 * ones, True))
         writer.finish()
-    return folder / "store"
 
 
-def _stores(folder: Path) -> list[bytes]:
-    return [(_store(folder) / "store.json").read_bytes()]
-
-
-def _read_store(folder: Path, content: bytes) -> None:
-    path = folder / "store"
-    if not path.exists():
-        _store(folder)
-    (path / "store.json").write_bytes(content)
-    store = TokenStore(path)
+def _use_store(place: Path) -> None:
+    store = TokenStore(place)
     store.read(0, min(20, len(store)))
     for number in islice(range(store.n_documents), 5):
         store.document_range(number)
@@ -607,8 +547,9 @@ def _read_store(folder: Path, content: bytes) -> None:
 WIDTH = 8
 
 
-def _index_file(folder: Path, page_size: int, n_texts: int) -> Path:
+def _index_file(folder: Path, page_size: int = 512, n_texts: int = 60) -> Path:
     """The texts of an index, of pages so small that trees have several levels, and its vectors beside them."""
+    folder.mkdir(exist_ok=True)
     vectors_ND = np.eye(n_texts, WIDTH, dtype="<f4")
     (folder / VECTORS).write_bytes(vectors_ND.tobytes())
     with closing(sqlite3.connect(folder / TEXTS)) as db, db:
@@ -621,56 +562,36 @@ def _index_file(folder: Path, page_size: int, n_texts: int) -> Path:
 
 
 def _indexes(folder: Path) -> list[bytes]:
-    found = []
-    for page_size, n_texts in ((512, 60), (1024, 3), (4096, 20)):
-        (folder / str(page_size)).mkdir()
-        found.append(_index_file(folder / str(page_size), page_size, n_texts).read_bytes())
-    return found
+    kinds = ((512, 60), (1024, 3), (4096, 20))
+    return [_index_file(folder / str(size), size, n_texts).read_bytes() for size, n_texts in kinds]
 
 
 def _journals(folder: Path) -> list[bytes]:
     """What is left beside the texts by a process that is killed while it removes some."""
-    file = _index_file(folder, 512, 60)
+    file = _index_file(folder)
     with closing(sqlite3.connect(file)) as db:
         db.execute("PRAGMA cache_size = 1")
         db.execute("DELETE FROM texts WHERE vector > 20")
         return [file.with_name(f"{TEXTS}-journal").read_bytes()]
 
 
-def _use_index(folder: Path) -> None:
-    """Search an index, then remove a text of it."""
+def _search(folder: Path) -> None:
     for entries in Index(folder).find_nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
         assert all(isinstance(entry.text, str) for entry in entries)
-    remove_texts_by_id_or_source(folder, ["a.txt:1"])
 
 
-def _read_index(folder: Path, content: bytes) -> None:
-    for left in folder.iterdir():
-        left.unlink()
-    _index_file(folder, 512, 60)
-    _written(folder, TEXTS, content)
-    _use_index(folder)
+def _as_part_of_an_index(name: str) -> Callable[[Path, bytes], None]:
+    """Search an index with this file, then remove a text of it."""
 
+    def read(folder: Path, content: bytes) -> None:
+        for left in folder.iterdir():
+            left.unlink()
+        _index_file(folder)
+        _written(folder, name, content)
+        _search(folder)
+        remove_texts_by_id_or_source(folder, ["a.txt:1"])
 
-def _read_journal(folder: Path, content: bytes) -> None:
-    for left in folder.iterdir():
-        left.unlink()
-    _index_file(folder, 512, 60)
-    _written(folder, f"{TEXTS}-journal", content)
-    _use_index(folder)
-
-
-def _index_vectors(folder: Path) -> list[bytes]:
-    _index_file(folder, 512, 60)
-    return [(folder / VECTORS).read_bytes()]
-
-
-def _read_index_vectors(folder: Path, content: bytes) -> None:
-    if not (folder / TEXTS).exists():
-        _index_file(folder, 512, 60)
-    _written(folder, VECTORS, content)
-    for _entries in Index(folder).find_nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
-        pass
+    return read
 
 
 READERS = {
@@ -705,14 +626,13 @@ READERS = {
     "chat template": ModelRunner(_templates, _read_template),
     "program of a chat template": ModelRunner(_drawn, _run_programs),
     "steps of a tokenizer": ModelRunner(_drawn, _read_steps),
-    "run.json": _file_of_a_run("run.json"),
-    "validated.json": _file_of_a_run("validated.json"),
-    "metrics.jsonl": _file_of_a_run("metrics.jsonl"),
-    "samples.jsonl": _file_of_a_run("samples.jsonl"),
-    "state.json": ModelRunner(_states, _read_state),
-    "MANIFEST.json": ModelRunner(_manifests, _read_manifest),
-    "store.json": ModelRunner(_stores, _read_store),
-    "search index": ModelRunner(_indexes, _read_index),
-    "journal of an index": ModelRunner(_journals, _read_journal),
-    "vectors of an index": ModelRunner(_index_vectors, _read_index_vectors),
+    **{name: _file_of_a_run(name) for name in ("run.json", "validated.json", "metrics.jsonl", "samples.jsonl")},
+    "state.json": _file_of(_run, f"{SAVED}/state.json", _use_signed_state),
+    "MANIFEST.json": _file_of(
+        _run, f"{SAVED}/MANIFEST.json", lambda run: checkpoints.find_newest_valid_checkpoint(run / CHECKPOINTS)
+    ),
+    "store.json": _file_of(_store, "store.json", _use_store),
+    "search index": ModelRunner(_indexes, _as_part_of_an_index(TEXTS)),
+    "journal of an index": ModelRunner(_journals, _as_part_of_an_index(f"{TEXTS}-journal")),
+    "vectors of an index": _file_of(_index_file, VECTORS, _search),
 }

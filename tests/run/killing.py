@@ -20,9 +20,9 @@ import torch
 from lmtool.run import checkpoint, tensors
 from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.files import RunInfo
 from lmtool.run.lock import is_run_locked
 from lmtool.run.saving import Snapshot
+from tests.support.runs import FILES, names, run_info
 
 
 def save(run: Run, step: int) -> None:
@@ -32,15 +32,7 @@ def save(run: Run, step: int) -> None:
 
 
 def new_run(folder: Path) -> Run:
-    run = create_run(
-        folder,
-        RunInfo.create(
-            recipe="r",
-            summary="",
-            fingerprints={"data": "", "tokenizer": ""},
-        ),
-        {"recipe.yaml": b"", "tokenizer.json": b"{}"},
-    )
+    run = create_run(folder, run_info(), FILES)
     run.rewind_and_start_session(step=0, command=[], environment={})
     return run
 
@@ -65,14 +57,14 @@ def check(folder: Path) -> tuple[int, list[str]]:
     with Run.open(folder) as run:
         run.lock()
         run.rewind_and_start_session(step=newest.step, command=[], environment={})
-        left = sorted(path.name for path in (folder / CHECKPOINTS).iterdir() if path.name.startswith("."))
+        left = [name for name in names(folder / CHECKPOINTS) if name.startswith(".")]
         if left:
             problems.append(f"left after the next start: {left}")
         steps = [record["step"] for record in run.metrics.read_records()]
         if steps != list(range(1, newest.step + 1)):
             problems.append(f"metrics of steps {steps} after a save of step {newest.step}")
         save(run, newest.step + 1)
-    left = sorted(path.name for path in (folder / CHECKPOINTS).iterdir())
+    left = names(folder / CHECKPOINTS)
     if left != [checkpoint.step_folder_name(newest.step + 1)]:
         problems.append(f"left after the next save: {left}")
     return newest.step, problems

@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import json
 import math
 import os
 import shutil
@@ -22,7 +21,9 @@ from lmtool.run import checkpoint, saving
 from lmtool.run import tensors as saved_tensors
 from lmtool.run.checkpoint import CHECKPOINT_FILES, Checkpoint
 from lmtool.run.saving import Snapshot
+from tests.support.damage import flip_bit, sign
 from tests.support.disks import failing_call, file_size_limit
+from tests.support.runs import names, step_names
 
 TYPES = (torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 STRIDED = {
@@ -44,14 +45,6 @@ def tensors(step: int) -> dict[str, Tensor]:
 def save(folder: Path, step: int, best_step: int | None = None, keep_last: int = 99, **options: Any) -> Checkpoint:
     snapshot = Snapshot(step, tensors(step), {"moment": torch.tensor([step])}, {"step": step}, best_step)
     return saving.save_checkpoint(folder, snapshot, keep_last=keep_last, **options)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def step_names(*steps: int) -> list[str]:
-    return [f"step-{step:06d}" for step in steps]
 
 
 def as_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -179,21 +172,11 @@ def test_every_damage_of_a_file_is_found(tmp_path: Path) -> None:
 
 def test_the_optimizer_is_compared_when_it_is_read(tmp_path: Path) -> None:
     path = save(tmp_path, 5).path
-    content = bytearray((path / "optimizer.safetensors").read_bytes())
-    content[-1] ^= 1
-    (path / "optimizer.safetensors").write_bytes(content)
+    flip_bit(path / "optimizer.safetensors", at=-1)
     unread = checkpoint.verify_checkpoint(path, verify_optimizer=False)
     assert as_bytes(unread.load_model()) == as_bytes(tensors(5))
     with pytest.raises(CheckpointError):
         unread.load_optimizer()
-
-
-def rewrite_manifest(path: Path, **changes: Any) -> None:
-    """Change a manifest the way someone would who knows the format, digest included."""
-    content = json.loads((path / "MANIFEST.json").read_text()) | changes
-    del content["sha256"]
-    digest = hashlib.sha256((json.dumps(content, indent=1) + "\n").encode()).hexdigest()
-    (path / "MANIFEST.json").write_text(json.dumps(content | {"sha256": digest}, indent=1) + "\n")
 
 
 ENTRY = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
@@ -217,9 +200,9 @@ ENTRY = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
 )
 def test_a_forged_manifest_is_refused(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
     path = save(tmp_path, 5).path
-    rewrite_manifest(path)
+    sign(path)
     checkpoint.verify_checkpoint(path)
-    rewrite_manifest(path, **changes)
+    sign(path, **changes)
     assert part in refused(path).what
 
 
@@ -234,9 +217,7 @@ def test_bad_json_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
 def test_tensors_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path, 5).path
     (path / "model.safetensors").write_bytes(b"junk")
-    entries = json.loads((path / "MANIFEST.json").read_text())["files"]
-    entries["model.safetensors"] = {"bytes": 4, "sha256": hashlib.sha256(b"junk").hexdigest()}
-    rewrite_manifest(path, files=entries)
+    sign(path)
     with pytest.raises(CheckpointError):
         checkpoint.verify_checkpoint(path).load_model()
 

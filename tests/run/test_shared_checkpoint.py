@@ -22,9 +22,10 @@ from lmtool.run import checkpoint, saving
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.creation import create_run
 from lmtool.run.saving import Snapshot
+from tests.support.damage import flip_bit, sign
 from tests.support.disks import failing_call
 from tests.support.errors import refuses
-from tests.support.runs import FILES, run_info
+from tests.support.runs import FILES, names, run_info
 
 N = 3
 
@@ -85,10 +86,6 @@ def save(folder: Path, step: int) -> Checkpoint:
     return saved
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
 def test_each_process_writes_its_rows_and_all_are_read(tmp_path: Path) -> None:
     saved = save(tmp_path, 4)
     path = tmp_path / "step-000004"
@@ -123,12 +120,13 @@ def test_only_files_with_the_rows_are_read(tmp_path: Path) -> None:
 def test_a_damaged_shard_is_named_and_an_older_checkpoint_used(tmp_path: Path, name: str, how: str) -> None:
     save(tmp_path, 4)
     file = save(tmp_path, 6).path / name
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    if how == "lost":
-        file.unlink()
-    else:
-        file.write_bytes(content if how == "changed" else content[:-1])
+    match how:
+        case "lost":
+            file.unlink()
+        case "changed":
+            flip_bit(file, at=-1)
+        case "cut":
+            file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError) as caught:
         checkpoint.verify_checkpoint(file.parent)
     assert caught.value.where == str(file)
@@ -177,22 +175,18 @@ def test_shards_that_disagree_are_refused(tmp_path: Path, weight: Tensor) -> Non
     """Also where all digests are right."""
     path = save(tmp_path, 4).path
     safetensors.torch.save_file({"weight": weight}, path / "model-2-of-3.safetensors")
-    files = {}
-    for name in json.loads((path / "MANIFEST.json").read_text())["files"]:
-        content = (path / name).read_bytes()
-        files[name] = checkpoint.FileEntry(len(content), hashlib.sha256(content).hexdigest())
-    (path / "MANIFEST.json").write_bytes(checkpoint.encode_manifest(4, None, files))
+    sign(path)
     with pytest.raises(CheckpointError, match=r"model-2-of-3"):
         checkpoint.verify_checkpoint(path).load_model()
 
 
-@pytest.mark.parametrize("change", [{"model-1-of-3.safetensors": None}, {"model-4-of-3.safetensors": 2}])
-def test_a_manifest_that_lacks_shards_is_refused(tmp_path: Path, change: dict[str, int | None]) -> None:
+@pytest.mark.parametrize("change", ["model-1-of-3.safetensors", "model-4-of-3.safetensors"])
+def test_a_manifest_that_lacks_shards_or_has_more_is_refused(tmp_path: Path, change: str) -> None:
     path = save(tmp_path, 4).path
-    entries = json.loads((path / "MANIFEST.json").read_text())["files"]
-    kept = {name: checkpoint.FileEntry(**entry) for name, entry in entries.items() if name not in change}
-    kept |= {name: checkpoint.FileEntry(n, "") for name, n in change.items() if n is not None}
-    (path / "MANIFEST.json").write_bytes(checkpoint.encode_manifest(4, None, kept))
+    files = json.loads((path / "MANIFEST.json").read_text())["files"]
+    if files.pop(change, None) is None:
+        files[change] = {"bytes": 2, "sha256": hashlib.sha256(b"").hexdigest()}
+    sign(path, files=files)
     with pytest.raises(CheckpointError):
         checkpoint.verify_checkpoint(path)
 
@@ -218,21 +212,10 @@ def test_a_full_disk_of_any_process_is_reported(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Path, "mkdir"), (os, "replace")])
-def test_no_process_waits_for_one_that_cannot_begin_or_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
-) -> None:
+def test_no_process_waits_for_one_that_cannot_begin_or_end(tmp_path: Path, owner: Any, name: str) -> None:
     save(tmp_path, 4)
-    genuine = getattr(owner, name)
-
-    def fail(path: Path, *arguments: Any, **keywords: Any) -> Any:
-        if path.name.startswith(".tmp-"):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-        return genuine(path, *arguments, **keywords)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, fail)
-        with pytest.raises(ResourceError):
-            save(tmp_path, 6)
+    with failing_call(owner, name, code=errno.EACCES), pytest.raises(ResourceError):
+        save(tmp_path, 6)
     assert names(tmp_path) == ["step-000004"]
 
 

@@ -39,6 +39,8 @@ ON_TABLES: dict[str, Sequence[str]] = {
     "answers of a decoder": (f"model={{{TRANSFORMER}}}", "objective.kind=seq2seq"),
     "answers of an lstm": (f"model={{{RECURRENT}}}", "objective.kind=seq2seq"),
     "classes of an encoder": (f"model={{{TRANSFORMER}, shape: encoder}}", *CLASSES),
+    "balanced classes": (f"model={{{TRANSFORMER}, shape: encoder}}", *CLASSES, "objective.class_weights=balanced"),
+    "classes beside a language model": (f"model={{{TRANSFORMER}}}", *CLASSES, "objective.lm_weight=0.5"),
     "classes of a mix of layers": (f"model={{{RECURRENT}, shape: bidirectional}}", *CLASSES, "objective.layers=mix"),
     "classes of means": ("model={kind: averaging, d_model: 8, word_dropout: 0.1, dropout: 0.1}", *CLASSES),
 }
@@ -52,3 +54,24 @@ ELECTRA = (
     "position: {kind: alibi}}",
     "objective={kind: replaced-tokens, generator_size: 0.5}",
 )
+SAMPLED = "objective.scheduled_sampling={growth: linear, k: 0.02}"
+SAMPLED_LSTM = (f"model={{{RECURRENT}}}", SAMPLED)
+PERMUTED = (f"model={{{TRANSFORMER}, shape: encoder}}", "objective={kind: masked, permutation: true}")
+SPAN_BOUNDARY = (
+    f"model={{{TRANSFORMER}, shape: encoder, span_boundary_head: true}}",
+    "objective={kind: masked, spans: {}, span_boundary: true}",
+)
+ALBERT = (BERT[0], "objective={kind: masked, sentence_order: true}")
+OF_OBJECTIVES: dict[str, Sequence[str]] = {
+    "next sentences": BERT,
+    "boundaries": SPAN_BOUNDARY,
+    "permuted": PERMUTED,
+    "replaced tokens": ELECTRA,
+    "sampled": (f"model={{{TRANSFORMER}}}", SAMPLED),
+    "sampled lstm": SAMPLED_LSTM,
+    "sentence order": ALBERT,
+    "whole words": (BERT[0], "objective={kind: masked, whole_words: true, independent: true}", "tokenizer.kind=bpe"),
+    "sampled lstm, carried": (*SAMPLED_LSTM, "training.carry_state=true"),
+    "sampled lstm, isolated": (*SAMPLED_LSTM, "data.isolate_documents=true"),
+}
+"""Objectives on texts that draw something for each step, or have several losses."""

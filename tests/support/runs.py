@@ -37,3 +37,12 @@ def make_run(
         if finished:
             run.end_session("finished")
     return run
+
+
+def names(folder: Path) -> list[str]:
+    """Of the files and folders in it."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def step_names(*steps: int) -> list[str]:
+    return [f"step-{step:06d}" for step in steps]

@@ -2,16 +2,16 @@
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.recipe.load import Setting, parse_settings
-from lmtool.run.checkpoint import check_checkpoint_sizes
+from lmtool.run.checkpoint import check_checkpoint_sizes, list_checkpoints
 from lmtool.tasks.results import Results
 from lmtool.training import events, finetuning, plan, resuming, train
 from lmtool.training.comparison import BitsPerByteResults
@@ -30,6 +30,7 @@ WITH_CLOCK = ("tokens_per_second", "seconds")
 """Keys of metrics.jsonl that differ between runs."""
 
 Stop = Callable[[], bool]
+E = TypeVar("E")
 
 
 def words(n: int, seed: int = 0) -> str:
@@ -125,9 +126,8 @@ class Work:
     ) -> list[Any]:
         """12 steps on a table, by default of texts that are good or bad, from a run."""
         if table is None:
-            table = self.folder / "table.csv"
             rows = (f"the cat {words(i % 7)} {'ran home' if i % 2 else 'sat'},{'ab'[i % 2]}" for i in range(60))
-            table.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+            table = write_table(self.folder / "table.csv", rows)
         settings = ("training.epochs=null", "training.steps=12", "training.batch_size=8", "training.device=cpu")
         every = ("evaluation.every=4", "checkpoint.every=2", "schedule.warmup_steps=3")
         every += ("checkpoint.keep_optimizer=true",)
@@ -150,6 +150,35 @@ class Work:
 
 def taught_by(teacher: Path | None) -> list[Setting]:
     return [] if teacher is None else [Setting("distillation.teacher", str(teacher), "--teacher")]
+
+
+def write_table(path: Path, rows: Iterable[str], header: str = "text,label") -> Path:
+    """A file of lines that are rows of CSV."""
+    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    return [step for step, _ in list_checkpoints(run / "checkpoints")]
+
+
+def read_metrics_json(run: Path) -> dict[str, Any]:
+    """What was measured at the end of a run."""
+    found: dict[str, Any] = json.loads((run / "metrics.json").read_text())
+    return found
+
+
+def assert_resumes_bit_for_bit(work: Work, learn: Callable[..., list[Any]], *stops: int, steps: int = 12) -> None:
+    """Assert that `run`, interrupted after so many steps of each session, ends as `whole`, which nothing interrupts.
+
+    learn: trains a run; is given its name and, if it is to be interrupted, `stop`.
+    """
+    learn(name="whole")
+    assert ended(learn(name="run", stop=after(stops[0]))).reason == "interrupted"
+    for n_steps in stops[1:]:
+        assert ended(work.resume(stop=after(n_steps))).reason == "interrupted"
+    assert not any("bitwise" in warning for warning in warnings_in(work.resume()))
+    assert lasting(work.run(), steps) == lasting(work.run("whole"), steps)
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -180,12 +209,22 @@ def without_clock(record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in WITH_CLOCK}
 
 
+def of_kind(told: Sequence[Any], kind: type[E]) -> list[E]:
+    """The events of a kind."""
+    return [event for event in told if isinstance(event, kind)]
+
+
+def step_numbers(told: Sequence[Any]) -> list[int]:
+    """The numbers of the steps that were taken."""
+    return [event.step.step for event in of_kind(told, events.Stepped)]
+
+
 def warnings_in(told: Sequence[Any]) -> list[str]:
-    return [event.text for event in told if isinstance(event, events.Warn)]
+    return [event.text for event in of_kind(told, events.Warn)]
 
 
 def ended(told: Sequence[Any]) -> events.Ended:
     """How training ended; results of its best checkpoint may come after it, and how it is scored."""
-    (last,) = (event for event in told if isinstance(event, events.Ended))
+    (last,) = of_kind(told, events.Ended)
     assert all(isinstance(event, Results | BitsPerByteResults | events.Info) for event in told[told.index(last) + 1 :])
     return last

@@ -70,27 +70,11 @@ def tuned(work: Work, *overrides: str, name: str) -> list[Any]:
     return work.finetune(*lora, *overrides, source=work.run("adamw"), table=work.folder / "table.csv", name=name)
 
 
-def uneven(work: Work, *overrides: str, name: str) -> list[Any]:
-    """The run `adamw`, fine-tuned on rows of one word and of many, of which a micro-batch has as many as fit."""
-    table = work.folder / "uneven.csv"
-    still = ("objective.dropout=0", "training.micro_tokens=20", *SHORT)
-    return work.finetune(*still, *overrides, source=work.run("adamw"), table=table, name=name)
-
-
-def writing(work: Work, *overrides: str, name: str) -> list[Any]:
-    """An encoder-decoder on pairs of texts. The first process alone writes samples, with parts of each layer."""
-    shape = (UNEVEN, "model.shape=encoder-decoder", "objective.kind=seq2seq", "evaluation.prompts=[the]")
-    return work.learn_table(work.recipe, work.folder / "pairs.csv", *shape, *SHORT, *overrides, name=name)
-
-
-TUNED = {"lora": tuned, "uneven": uneven, "writing": writing}
-
-
 def session(work: Work, name: str) -> None:
     """The sharded session of a name; after "resume:", the continuation of a run by 2 steps; after "eval:", its measure
     where it does not fit into one process."""
-    if name in TUNED:
-        TUNED[name](work, SHARDED, name=f"sharded {name}")
+    if name == "lora":
+        tuned(work, SHARDED, name="sharded lora")
     elif name.startswith("eval:"):
         measured(work, name.removeprefix("eval:"))
     elif name.startswith("resume:"):

@@ -22,14 +22,22 @@ from lmtool.tasks.results import Results
 from lmtool.training import comparison, plan, train
 from lmtool.training.comparison import BitsPerByteResults, cross_fit_ngram_weight
 from lmtool.training.events import Info
-from tests.support.training import Work, documents, ended, no_report, words
+from tests.support.training import Work, documents, ended, no_report, of_kind, read_metrics_json, words
 
 BASELINE = "evaluation.baseline=true"
 
 
+NGRAM = ("model={kind: ngram, order: 5, context: 1024}", "optimizer={kind: adamw}", "training.steps=1")
+
+
 def results(work: Work, name: str = "run") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((work.run(name) / "metrics.json").read_text())
-    return found
+    return read_metrics_json(work.run(name))
+
+
+def validating(work: Work, text: str) -> str:
+    """The setting of a validation text."""
+    (work.folder / "valid.txt").write_text(text, encoding="utf-8")
+    return f'data.valid=["{work.folder / "valid.txt"}"]'
 
 
 def evaluated(work: Work, name: str, text: str) -> dict[str, Any]:
@@ -41,11 +49,17 @@ def evaluated(work: Work, name: str, text: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("tokenizer", ["{kind: bpe, vocab_size: 320}", "{kind: char}"])
-def test_the_figures_are_those_of_eval_and_of_an_ngram_run(work: Work, tokenizer: str) -> None:
+@pytest.mark.parametrize(
+    ("tokenizer", "is_list"), [("{kind: bpe, vocab_size: 320}", False), ("{kind: char}", False), ("{kind: char}", True)]
+)
+def test_the_figures_are_those_of_eval_and_of_an_ngram_run(work: Work, tokenizer: str, is_list: bool) -> None:
     held_out = documents(30, seed=9)
-    (work.folder / "valid.txt").write_text(held_out, encoding="utf-8")
-    common = (f'data.valid=["{work.folder / "valid.txt"}"]', f"tokenizer={tokenizer}")
+    if is_list:
+        rng = random.Random(3)
+        lines = ["".join(rng.choices("aeioulmn", k=rng.randint(3, 8))) for _ in range(400)]
+        work.text.write_text("\n".join(lines[:300]))
+        held_out = "\n".join(lines[300:])
+    common = (validating(work, held_out), f"tokenizer={tokenizer}")
     told = work.pretrain(*common, BASELINE, "evaluation.interpolate=false")
     found = results(work)
     own = evaluated(work, "run", held_out)
@@ -53,31 +67,27 @@ def test_the_figures_are_those_of_eval_and_of_an_ngram_run(work: Work, tokenizer
     assert found["loss"] == pytest.approx(own["loss"], rel=1e-4)
     assert found["step"] == ended(told).best_step
 
-    # characters of running text are counted in pieces
-    counted = "tokenizer={kind: bpe, vocab_size: 4096}" if "char" in tokenizer else f"tokenizer={tokenizer}"
-    model = "model={kind: ngram, order: 5, context: 1024}"
-    work.pretrain(common[0], counted, model, "optimizer={kind: adamw}", "training.steps=1", name="ngram")
+    # characters of running text are counted in pieces, those of a list one by one
+    in_pieces = "char" in tokenizer and not is_list
+    counted = "tokenizer={kind: bpe, vocab_size: 4096}" if in_pieces else f"tokenizer={tokenizer}"
+    work.pretrain(common[0], counted, *NGRAM, name="ngram")
     assert found["ngram_bits_per_byte"] == pytest.approx(evaluated(work, "ngram", held_out)["bits_per_byte"], rel=1e-6)
-    if "char" in tokenizer:  # the two read other tokens
+    if in_pieces:  # the two read other tokens
         assert found["interpolated_bits_per_byte"] is None
-    else:
+    elif not is_list:
         better = min(found["bits_per_byte"], found["ngram_bits_per_byte"])
         assert found["interpolated_bits_per_byte"] < better + 1e-4  # which a weight of the other half may cost
         assert 0 < found["ngram_weight"] < 1
-        told_of = next(event for event in told if isinstance(event, BitsPerByteResults))
-        assert f"interpolated with it, weight {found['ngram_weight']:.2f}: " in told_of.lines()[0]
+        assert f"weight {found['ngram_weight']:.2f}: " in of_kind(told, BitsPerByteResults)[0].lines()[0]
 
 
 def test_a_run_that_gains_keeps_its_ngrams_and_is_interpolated_with_them(work: Work) -> None:
     held_out = documents(30, seed=9)
-    (work.folder / "valid.txt").write_text(held_out, encoding="utf-8")
-    settings = (f'data.valid=["{work.folder / "valid.txt"}"]', "tokenizer={kind: bpe, vocab_size: 320}", BASELINE)
+    settings = (validating(work, held_out), "tokenizer={kind: bpe, vocab_size: 320}", BASELINE)
     told = work.pretrain(*settings, "checkpoint.keep_last=9", "checkpoint.every=2")
     found, run = results(work), work.run()
     assert found["interpolated_bits_per_byte"] < 0.99 * found["bits_per_byte"]
-    event = next(event for event in told if isinstance(event, BitsPerByteResults))
-    assert "in generate, eval and serve" in event.lines()[0]
-
+    assert "in generate, eval and serve" in of_kind(told, BitsPerByteResults)[0].lines()[0]
     evaluation = evaluated(work, "run", held_out)
     assert evaluation["model_bits_per_byte"] == pytest.approx(found["bits_per_byte"], rel=1e-4)
     assert evaluation["bits_per_byte"] == pytest.approx(found["interpolated_bits_per_byte"], rel=0.01)
@@ -132,8 +142,7 @@ def test_damaged_ngrams_are_told(work: Work) -> None:
 
 
 def test_one_token_has_no_halves(work: Work) -> None:
-    (work.folder / "valid.txt").write_text("ab", encoding="utf-8")
-    work.pretrain(f'data.valid=["{work.folder / "valid.txt"}"]', "data.documents=whole", "data.split=slice", BASELINE)
+    work.pretrain(validating(work, "ab"), "data.documents=whole", "data.split=slice", BASELINE)
     found = results(work)
     assert found["tokens"] == 1
     assert found["ngram_bits_per_byte"] > 0
@@ -156,34 +165,9 @@ def test_the_weight_of_an_interpolation_is_the_best_one_of_the_other_half() -> N
     assert cross_fit_ngram_weight(model_N, model_N - 1)[0] == pytest.approx(-model_N.mean(), abs=1e-4)
 
 
-def test_a_list_is_counted_by_its_characters(work: Work) -> None:
-    rng = random.Random(3)
-    lines = ["".join(rng.choices("aeioulmn", k=rng.randint(3, 8))) for _ in range(400)]
-    work.text.write_text("\n".join(lines[:300]))
-    held_out = "\n".join(lines[300:])
-    (work.folder / "valid.txt").write_text(held_out, encoding="utf-8")
-    common = (f'data.valid=["{work.folder / "valid.txt"}"]', "tokenizer={kind: char}")
-    work.pretrain(*common, BASELINE)
-    model = "model={kind: ngram, order: 5, context: 1024}"
-    work.pretrain(*common, model, "optimizer={kind: adamw}", "training.steps=1", name="ngram")
-    expected = evaluated(work, "ngram", held_out)["bits_per_byte"]
-    assert results(work)["ngram_bits_per_byte"] == pytest.approx(expected, rel=1e-6)
-
-
 def test_without_it_nothing_is_measured(work: Work) -> None:
-    assert not any(isinstance(event, BitsPerByteResults) for event in work.pretrain())
+    assert of_kind(work.pretrain(), BitsPerByteResults) == []
     assert not (work.run() / "metrics.json").exists()
-
-
-def test_a_run_that_was_killed_before_it_is_measured_when_resumed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = work.pretrain(BASELINE, name="whole")[-1]
-    with monkeypatch.context() as patch:
-        patch.setattr("lmtool.training.data.compute_perplexity", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            work.pretrain(BASELINE)
-    assert not (work.run() / "metrics.json").exists()
-    assert work.resume()[-1] == whole
-    assert results(work) == results(work, "whole")
 
 
 def test_a_very_long_text_is_not_counted(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,18 +178,14 @@ def test_a_very_long_text_is_not_counted(work: Work, monkeypatch: pytest.MonkeyP
     assert "gram" not in "".join(told.lines())
 
 
-def test_who_loses_to_counting_is_told() -> None:
-    worse = BitsPerByteResults(7, 100, 3.0, 2.5, 2.25, None)
-    (first,), (warning,) = worse.lines(), worse.warn_if_worse_than_ngrams()
-    assert "2.500" in first
-    assert "2.250" in first
-    assert "step 7" in first
-    assert "--minutes" in warning
-    better = BitsPerByteResults(7, 100, 3.0, 2.0, 2.25, 1.75, 1.9, 0.25)
-    (line,) = better.lines()
-    assert "1.750" in line
-    assert "a 5-gram model: 2.250; interpolated with it, weight 0.25: 1.900" in line
-    assert not better.warn_if_worse_than_ngrams()
+@pytest.mark.parametrize(
+    ("ngram", "interpolated", "warns"), [(2.25, None, True), (3.5, None, False), (2.25, 1.9, True)]
+)
+def test_who_loses_to_counting_is_told(ngram: float, interpolated: float | None, warns: bool) -> None:
+    told = BitsPerByteResults(7, 100, 3.0, 2.5, ngram, None, interpolated, 0.25)
+    (line,) = told.lines()
+    assert all(f"{figure:.3f}" in line for figure in (2.5, ngram, interpolated) if figure is not None)
+    assert bool(told.warn_if_worse_than_ngrams()) == warns
 
 
 def test_a_model_that_has_no_such_figure_is_refused(work: Work) -> None:

@@ -1,6 +1,6 @@
 """Vectors of few rows that are trained by contrast, and the head that is fitted to them."""
 
-from collections.abc import Mapping
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -13,12 +13,11 @@ from lmtool.inference.load import load_run
 from lmtool.model.heads import Classifier
 from lmtool.objective import build_objective
 from lmtool.objective.heads import ContrastiveObjective
-from lmtool.run.checkpoint import verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
 from lmtool.training.convex import CONTRASTIVE_PENALTY, fit_head_
 from tests.support.cases import nightly_but
-from tests.support.training import Work, after, ended, metrics, words
+from tests.support.training import Work, assert_resumes_bit_for_bit, ended, metrics, words, write_table
 
 CONTRASTIVE = "objective.contrastive=true"
 
@@ -29,26 +28,19 @@ def base(work: Work) -> Path:
     return work.run("base")
 
 
-def weights(run: Path, step: int = 12) -> Mapping[str, torch.Tensor]:
-    return verify_checkpoint(run / "checkpoints" / f"step-{step:06d}").load_model()
-
-
 def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, base: Path) -> None:
     work.finetune(CONTRASTIVE, "optimizer.lr=0.01", source=base, name="run")
     loaded = load_run(str(work.run("run")) + "@12")
     assert isinstance(loaded.model, Classifier)
-    _, data = read_and_encode_tables(
-        loaded.recipe, open_training_tables(loaded.recipe.data), loaded.tokenizer, Run.open(work.run("run")).saved_split
-    )
+    tables, split = open_training_tables(loaded.recipe.data), Run.open(work.run("run")).saved_split
+    _, data = read_and_encode_tables(loaded.recipe, tables, loaded.tokenizer, split)
     objective = build_objective(loaded.recipe, loaded.tokenizer)
     assert isinstance(objective, ContrastiveObjective)
     batch = objective.collate([row.example() for row in data.tasks[0].train])
     assert batch.labels_B is not None
     # the loss by its definition, over all pairs of rows
-    vectors, classes = (
-        loaded.model.pool_head_input_states(batch).hidden_BTD.detach().double().numpy(),
-        batch.labels_B.numpy(),
-    )
+    vectors = loaded.model.pool_head_input_states(batch).hidden_BTD.detach().double().numpy()
+    classes = batch.labels_B.numpy()
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     pairs = [(unit[i] @ unit[j], classes[i] == classes[j]) for i, j in combinations(range(len(unit)), 2)]
     same, other = ([(cosine - alike) ** 2 for cosine, alike in pairs if alike == which] for which in (True, False))
@@ -64,9 +56,8 @@ def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, b
 
 
 def test_it_learns_and_the_head_is_measured_at_each_validation(work: Work, base: Path) -> None:
-    table = work.folder / "colours.csv"
     rows = (f"{words(i % 5)} {'cat' if i % 2 else 'dog'},{'ab'[i % 2]}" for i in range(60))
-    table.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    table = write_table(work.folder / "colours.csv", rows)
     events = work.finetune(CONTRASTIVE, "optimizer.lr=0.003", "data.valid_fraction=0.2", source=base, table=table)
     losses = [row["loss"] for row in metrics(work.run("tuned")) if "loss" in row]
     assert losses[-1] < losses[0] - 0.1
@@ -77,11 +68,7 @@ def test_it_learns_and_the_head_is_measured_at_each_validation(work: Work, base:
 
 
 def test_stopping_and_resuming_changes_no_bit(work: Work, base: Path) -> None:
-    work.finetune(CONTRASTIVE, source=base, name="whole")
-    assert ended(work.finetune(CONTRASTIVE, source=base, name="run", stop=after(5))).reason == "interrupted"
-    work.resume(name="run")
-    one, other = weights(work.run("whole")), weights(work.run("run"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert_resumes_bit_for_bit(work, partial(work.finetune, CONTRASTIVE, source=base), 5)
 
 
 @pytest.mark.slow
@@ -89,7 +76,7 @@ def test_parts_of_a_batch_make_no_difference(work: Work, base: Path) -> None:
     calm = (CONTRASTIVE, "model.dropout=0", "training.precision=float32")
     work.finetune(*calm, source=base, name="whole")
     work.finetune(*calm, "training.micro_batch=3", source=base, name="parts")
-    one, other = weights(work.run("whole")), weights(work.run("parts"))
+    one, other = (load_run(f"{work.run(name)}@12").model.state_dict() for name in ("whole", "parts"))
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-3)
 
@@ -114,7 +101,6 @@ def test_what_it_does_not_meet_is_refused_by_name(work: Work, base: Path, settin
 
 
 def test_a_table_of_numbers_is_refused(work: Work, base: Path) -> None:
-    table = work.folder / "numbers.csv"
-    table.write_text("text,label\n" + "".join(f"the cat sat {i},{i / 7}\n" for i in range(40)), encoding="utf-8")
+    table = write_table(work.folder / "numbers.csv", (f"the cat sat {i},{i / 7}" for i in range(40)))
     with pytest.raises(LmtoolError, match="one class per row"):
         work.finetune(CONTRASTIVE, source=base, table=table, name="run")

@@ -37,6 +37,18 @@ def problem(
     return HeadFittingProblem(cast(Classifier, model), objective, features, batch, from_naive_bayes)
 
 
+THREE_CLASSES = ClassificationObjective(
+    Classification.model_validate({"kind": "classification", "task": "class", "labels": ("a", "b", "c")}),
+    cast(VocabularyInfo, None),
+)
+
+
+def labelled(class_R: np.ndarray) -> list[Batch]:
+    """Rows without texts, in two batches."""
+    parts = (slice(0, 40), slice(40, N))
+    return [Batch(torch.arange(N)[part, None], labels_B=torch.from_numpy(class_R[part])) for part in parts]
+
+
 @pytest.fixture
 def rows() -> tuple[np.ndarray, np.ndarray]:
     """Three classes that overlap."""
@@ -133,7 +145,6 @@ def test_features_of_one_row_are_fitted_together_without_a_difference(rows, prio
 def test_other_weights_stay_and_the_result_is_the_same_again(rows):
     """Of a model with a body: its pooled states are the features."""
     features, class_R = rows
-    spec = Classification.model_validate({"kind": "classification", "task": "class", "labels": ("a", "b", "c")})
 
     class Body(nn.Module):
         def __init__(self) -> None:
@@ -147,12 +158,7 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
     def fitted() -> Body:
         torch.manual_seed(0)
         model = Body()
-        batches = [
-            Batch(torch.arange(i, i + 20)[:, None], labels_B=torch.from_numpy(class_R[i : i + 20]))
-            for i in range(0, N, 20)
-        ]
-        objective = ClassificationObjective(spec, cast(VocabularyInfo, None))
-        done = fit_head_(cast(Classifier, model), objective, batches, None, 1)
+        done = fit_head_(cast(Classifier, model), THREE_CLASSES, labelled(class_R), None, 1)
         assert done.l2 in PENALTIES
         assert done.n_rows == N
         assert f"{done.score:.4f}" in done.describe("accuracy")
@@ -190,18 +196,6 @@ def test_a_mix_is_fitted_at_least_as_well_as_any_layer_of_it(rows):
     assert total(MixedModel(layers_LRF)) <= min(alone) + 1e-2
 
 
-THREE_CLASSES = ClassificationObjective(
-    Classification.model_validate({"kind": "classification", "task": "class", "labels": ("a", "b", "c")}),
-    cast(VocabularyInfo, None),
-)
-
-
-def labelled(class_R: np.ndarray) -> list[Batch]:
-    """Rows without texts, in two batches."""
-    parts = (slice(0, 40), slice(40, N))
-    return [Batch(torch.arange(N)[part, None], labels_B=torch.from_numpy(class_R[part])) for part in parts]
-
-
 class MixedModel(nn.Module):
     """Stands for a classifier on a mix of layers, whose pooled states are given."""
 
@@ -221,9 +215,7 @@ class MixedModel(nn.Module):
 
 
 def test_a_naive_bayes_head_that_is_fitted_without_it_is_logistic_regression(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = Classification.model_validate(
-        {"kind": "classification", "task": "class", "labels": ["a", "b", "c"], "dropout": 0.0}
-    )
+    spec = THREE_CLASSES.spec.model_copy(update={"dropout": 0.0})
     body = Averaging(kind="averaging", one_hot=True, n_layers=0, log_ratios=True, tf_idf=True, word_dropout=0.0)
     model = Classifier(AveragingModel(body, 20), spec, body)
     rng = np.random.default_rng(0)
@@ -232,11 +224,9 @@ def test_a_naive_bayes_head_that_is_fitted_without_it_is_logistic_regression(mon
     batch = Batch(tokens_RT, labels_B=torch.from_numpy(class_R))
     model.fit_counted_weights_([batch])
     monkeypatch.setattr(HeadFittingProblem, "choose_penalty", lambda *_: ChosenPenalty(0.1, from_naive_bayes=False))
-    fit_head_(model, ClassificationObjective(spec, cast(VocabularyInfo, None)), [batch], None, 1)
+    fit_head_(model, THREE_CLASSES, [batch], None, 1)
     x_RF = model.head_feature_vectors([batch]).toarray()
-    peer = LogisticRegression(C=10.0, tol=1e-9, max_iter=10_000).fit(
-        x_RF / np.sqrt(np.square(x_RF).sum() / 60), class_R
-    )
-    expected_RC = peer.predict_proba(x_RF / np.sqrt(np.square(x_RF).sum() / 60))
+    x_RF /= np.sqrt(np.square(x_RF).sum() / 60)
+    expected_RC = LogisticRegression(C=10.0, tol=1e-9, max_iter=10_000).fit(x_RF, class_R).predict_proba(x_RF)
     found_RC = model.run_head(batch).scores.softmax(-1).detach().numpy()
     np.testing.assert_allclose(found_RC, expected_RC, atol=2e-3)

@@ -1,7 +1,7 @@
 """Training by counting: one pass, prequential losses, and the same counts after any interruption."""
 
 import math
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from lmtool.recipe.load import load
 from lmtool.training.events import AlreadyFinished
 from lmtool.training.windows import Windows
 from tests.reference.ngram import KneserNey
-from tests.support.training import MemoryStore, Work, after, documents, ended, lasting, metrics, no_report
+from tests.support.training import MemoryStore, Work, after, assert_resumes_bit_for_bit, documents, metrics, no_report
 
 NGRAM = (
     "model={kind: ngram, order: 3, context: 256}",
@@ -39,6 +39,10 @@ def documents_of(prepared: TokenizedData, part: str) -> list[list[int]]:
     return [store.read(*store.document_range(i)).tolist() for i in range(store.n_documents)]
 
 
+def mean_nats(plain: KneserNey, documents: list[list[int]]) -> float:
+    return sum(nats(plain, one) for one in documents) / sum(len(one) - 1 for one in documents)
+
+
 def nats(plain: KneserNey, document: list[int], first: int = 1) -> float:
     return -sum(math.log(plain.probability(document[:t], document[t])) for t in range(max(1, first), len(document)))
 
@@ -52,10 +56,9 @@ def test_all_of_the_text_is_counted_once(work: Work) -> None:
     assert int(loaded.model.counts_G.sum()) == sum(len(document) - 1 for document in train)
     plain = KneserNey(3, train, prepared.tokenizer.vocab_size)
     records = metrics(work.run())
-    assert records[-1]["valid_loss"] == pytest.approx(
-        sum(nats(plain, document) for document in valid) / sum(len(document) - 1 for document in valid), rel=1e-6
-    )
+    assert records[-1]["valid_loss"] == pytest.approx(mean_nats(plain, valid), rel=1e-6)
     assert records[-1]["tokens"] == sum(len(document) - 1 for document in train)
+    assert list(build_model(loaded.recipe, loaded.tokenizer, loaded.compute).parameters()) == []
 
 
 def test_the_loss_of_a_step_is_that_of_its_part_before_it_is_counted(work: Work) -> None:
@@ -80,15 +83,8 @@ def test_the_loss_of_a_step_is_that_of_its_part_before_it_is_counted(work: Work)
     assert losses[1] == pytest.approx(total / count)
 
 
-def test_stopped_and_resumed_it_has_the_same_counts(work: Work) -> None:
-    work.pretrain(*NGRAM, name="whole")
-    assert ended(work.pretrain(*NGRAM, name="parts", stop=after(2))).reason == "interrupted"
-    assert ended(work.resume(name="parts")).step == 5
-    assert lasting(work.run("parts"), 5) == lasting(work.run("whole"), 5)
-
-
-def test_nothing_is_counted_twice(work: Work) -> None:
-    work.pretrain(*NGRAM)
+def test_stopped_and_resumed_it_has_the_same_counts_and_nothing_is_counted_twice(work: Work) -> None:
+    assert_resumes_bit_for_bit(work, partial(work.pretrain, *NGRAM), 2, steps=5)
     with pytest.raises(UsageError, match="counted in 5 steps"):
         work.resume("training.steps=+5")
     assert work.resume() == [AlreadyFinished(work.run(), 5, early=False, can_go_on=False)]
@@ -106,11 +102,8 @@ def test_from_a_run_the_other_text_is_added_whole(work: Work) -> None:
     added = documents_of(other, "train")
     plain = KneserNey(3, [*documents_of(first, "train"), *added], first.tokenizer.vocab_size)
     assert int(model.n_read) == sum(map(len, added)) < len(first.train)
-    assert metrics(work.run("both"))[-1]["valid_loss"] == pytest.approx(
-        sum(nats(plain, document) for document in documents_of(other, "valid"))
-        / sum(len(document) - 1 for document in documents_of(other, "valid")),
-        rel=1e-6,
-    )
+    found = metrics(work.run("both"))[-1]["valid_loss"]
+    assert found == pytest.approx(mean_nats(plain, documents_of(other, "valid")), rel=1e-6)
 
 
 def test_a_model_of_another_order_is_refused(work: Work) -> None:
@@ -133,14 +126,6 @@ def test_text_in_order_has_each_target_once(start: int, stop: int, n_before: int
     wanted = [t for t in range(start, stop) if t not in (0, 4, 6)]
     assert [t for t in range(first + 1, stop) if batch.targets_BT[0, t - first - 1] >= 0] == wanted
     assert [batch.targets_BT[0, t - first - 1] for t in wanted] == [tokens[t] for t in wanted]
-
-
-def test_a_run_without_parameters_has_no_optimizer(work: Work) -> None:
-    work.pretrain(*NGRAM)
-    loaded = load_run(str(work.run()))
-    assert list(build_model(loaded.recipe, loaded.tokenizer, loaded.compute).parameters()) == []
-    checkpoint = Path(work.run()) / "checkpoints" / "step-000005"
-    assert (checkpoint / "optimizer.safetensors").stat().st_size < 100
 
 
 def test_plain_counts_give_a_text_with_an_unseen_n_gram_no_probability(work: Work) -> None:

@@ -2,6 +2,9 @@
 
 import csv
 import random
+import shutil
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from lmtool.tasks.results import Results
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.plan import TrainingPlan
 from tests.support.cases import nightly_but
-from tests.support.training import Work, after, ended, lasting
+from tests.support.training import Work, assert_resumes_bit_for_bit, of_kind
 
 ENCODER = ("model={shape: encoder, dropout: 0.1, context: 24}", "objective={kind: masked}", "training.steps=2")
 STILL = "model.dropout=0"
@@ -64,17 +67,14 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Work:
     return made
 
 
-def tuned(work: Work, kind: str, *overrides: str, name: str, source: str = "encoder", stop: Any = None) -> list[Any]:
+def tuned(work: Work, kind: str, *overrides: str, name: str, **options: Any) -> list[Any]:
     table = write(work.folder / f"{kind}.csv", kind)
-    stopping = {} if stop is None else {"stop": stop}
-    return work.finetune(*overrides, source=work.run(source), table=table, name=name, **stopping)
+    return work.finetune(*overrides, source=work.run("encoder"), table=table, name=name, **options)
 
 
 def planned(work: Work, source: str, kind: str, *overrides: str) -> TrainingPlan:
-    table = write(work.folder / f"{kind}.csv", kind)
-    return plan_finetuning(
-        str(work.run(source)), None, parse_settings(overrides, [Setting("data.train", [str(table)], "TABLE")])
-    )
+    flags = [Setting("data.train", [str(write(work.folder / f"{kind}.csv", kind))], "TABLE")]
+    return plan_finetuning(str(work.run(source)), None, parse_settings(overrides, flags))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_each_kind_of_table_is_learnt(
     table = write(work.folder / f"{kind}.csv", kind)
     lively = (STILL, "training.steps=60", "evaluation.every=20", "optimizer.lr=0.003", *overrides)
     events = tuned(work, kind, *lively, name=name)
-    (results,) = (event for event in events if isinstance(event, Results))
+    (results,) = of_kind(events, Results)
     recipe = load_run(str(work.run(name))).recipe
     assert isinstance(recipe.objective, Embedding)
     assert (recipe.objective.loss, recipe.evaluation.metric) == (loss, metric)
@@ -123,24 +123,12 @@ def embedder(work: Work, kind: str) -> Path:
 
 def test_an_encoder_embeds_what_it_cannot_write_and_classifies_the_rest(work: Work) -> None:
     embedder(work, "pairs")
-    kinds = {
-        ("encoder", "pairs"): "embedding",
-        ("encoder", "scored"): "classification",
-        ("encoder", "entailment"): "classification",
-        ("encoder", "labels"): "classification",
-        ("still", "pairs"): "embedding",
-        ("still", "scored"): "embedding",
-        ("still", "entailment"): "classification",
-        ("still", "labels"): "classification",
-    }
-    for (source, kind), expected in kinds.items():
-        plan = planned(work, source, kind)
-        assert plan.resolved.recipe.objective.kind == expected, (source, kind)
-        assert ("are trained to be" in plan.choice) == (expected == "embedding")
-    named = planned(work, "still", "scored", "objective.kind=classification")
-    assert named.resolved.recipe.objective.kind == "classification"
-    named = planned(work, "still", "scored", "objective.task=number")
-    assert named.resolved.recipe.objective.kind == "classification"
+    embedded = {("encoder", "pairs"), ("still", "pairs"), ("still", "scored")}
+    for source, kind in product(("encoder", "still"), ("pairs", "scored", "entailment", "labels")):
+        expected = "embedding" if (source, kind) in embedded else "classification"
+        assert planned(work, source, kind).resolved.recipe.objective.kind == expected, (source, kind)
+    for setting in ("objective.kind=classification", "objective.task=number"):
+        assert planned(work, "still", "scored", setting).resolved.recipe.objective.kind == "classification"
     assert "objective.kind=classification" in planned(work, "still", "scored").choice
     assert "objective.kind=classification" not in planned(work, "still", "pairs").choice  # which have no label
 
@@ -154,11 +142,9 @@ def test_what_the_base_embeds_by_stays(work: Work) -> None:
 
 @pytest.mark.parametrize("overrides", nightly_but([("training.micro_batch=3",), ("training.micro_tokens=60",)], 1))
 def test_resumed_it_is_bitwise_the_same(overrides: tuple[str, ...], work: Work) -> None:
-    name = overrides[0]
-    tuned(work, "triplets", *overrides, name=f"whole {name}")
-    assert ended(tuned(work, "triplets", *overrides, name=f"parts {name}", stop=after(5))).reason == "interrupted"
-    work.resume(name=f"parts {name}")
-    assert lasting(work.run(f"parts {name}"), 12) == lasting(work.run(f"whole {name}"), 12)
+    assert_resumes_bit_for_bit(work, partial(tuned, work, "triplets", *overrides), 5)
+    for name in ("run", "whole"):
+        shutil.rmtree(work.run(name))
 
 
 def test_vectors_are_measured_on_tables_of_another_kind(work: Work) -> None:

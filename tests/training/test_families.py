@@ -1,5 +1,8 @@
-"""For each family, a run is the same in other micro-batches, and when it was interrupted and resumed."""
+"""Families and objectives in whole runs: the same in other micro-batches, and when interrupted and resumed."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,49 +10,70 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.model import SkipGramModel
-from lmtool.run.directory import Run
+from lmtool.compute.device import CPU
+from lmtool.compute.processes import World
+from lmtool.errors import DataError, UsageError
+from lmtool.generation.generate import TextGenerator
+from lmtool.inference.evaluation import ValidationResult
+from lmtool.inference.load import load_run
+from lmtool.model import LanguageModel, SkipGramModel
+from lmtool.objective import scheduled
+from lmtool.training import fit as fitting
+from lmtool.training.data import prepare_text
+from lmtool.training.events import Stepped
+from tests.compute.together import together
 from tests.support.cases import nightly_but
-from tests.support.families import ON_TABLES, ON_TEXT
-from tests.support.training import Stop, Work, after, lasting, metrics, words
+from tests.support.families import ALBERT, BERT, OF_OBJECTIVES, ON_TABLES, ON_TEXT, PERMUTED, SAMPLED
+from tests.support.training import (
+    Stop,
+    Work,
+    assert_resumes_bit_for_bit,
+    documents,
+    metrics,
+    no_report,
+    of_kind,
+    words,
+    write_table,
+)
+
+ALL = {**ON_TEXT, **OF_OBJECTIVES, **ON_TABLES}
+UNDIVIDED = ("3-gram", "ppmi", *list(OF_OBJECTIVES)[6:])
+"""Families without batches, and objectives whose losses others have as well."""
+DIVIDED = [
+    *((name, "training.micro_batch=4") for name in ALL if name not in UNDIVIDED),
+    *((name, "training.micro_tokens=30") for name in ON_TABLES),
+]
 
 
 def train(
     work: Work, family: str, *overrides: str, name: str, stop: Stop = lambda: False, dropout: float = 0.1
 ) -> list[Any]:
     """Six steps of a family, on the text or on a table of its kind."""
-    own = [setting.replace("dropout: 0.1", f"dropout: {dropout}") for setting in {**ON_TEXT, **ON_TABLES}[family]]
+    own = [setting.replace("dropout: 0.1", f"dropout: {dropout}") for setting in ALL[family]]
     own = [setting.replace("dropout=0.1", f"dropout={dropout}") for setting in own]
     short = ("training.steps=6", "training.batch_size=6", "checkpoint.every=2", "evaluation.every=3")
-    if family in ON_TEXT:
+    if family not in ON_TABLES:
         return work.pretrain(*own, *short, *overrides, name=name, stop=stop)
-    rows = ["target,source" if "seq2seq" in ON_TABLES[family][1] else "label,text"]
-    rows += [f"{'ab'[i % 2]},{words(2 + i % 7, i)}" for i in range(40)]
-    table = work.folder / "table.csv"
-    table.write_text("\n".join(rows), encoding="utf-8")
+    header = "target,source" if "seq2seq" in ON_TABLES[family][1] else "label,text"
+    rows = (f"{'ab'[i % 2]},{words(2 + i % 7, i)}" for i in range(40))
+    table = write_table(work.folder / "table.csv", rows, header)
     return work.learn_table(work.recipe, table, *own, *short, *overrides, name=name, stop=stop)
 
 
-@pytest.mark.parametrize("family", nightly_but([*ON_TEXT, *ON_TABLES], "encoder", "cbow"))
+@pytest.mark.parametrize("family", nightly_but(ALL, "encoder", "cbow", "next sentences", "replaced tokens"))
 def test_stopping_and_resuming_changes_no_bit(work: Work, family: str) -> None:
-    train(work, family, name="whole")
-    train(work, family, name="run", stop=after(3))
-    assert Run.open(work.run()).state == "stopped"
-    work.resume()
-    assert Run.open(work.run()).state == "finished"
-    assert lasting(work.run(), 6) == lasting(work.run("whole"), 6)
+    assert_resumes_bit_for_bit(work, partial(train, work, family), 3, steps=6)
 
 
 @pytest.mark.parametrize(
-    "family",
-    nightly_but([name for name in (*ON_TEXT, *ON_TABLES) if name not in ("3-gram", "ppmi")], "encoder", "skip-gram"),
+    ("family", "divided"),
+    nightly_but(DIVIDED, "encoder", "skip-gram", "replaced tokens", "balanced classes", "seq2seq", unpack=True),
 )
-def test_any_micro_batches_are_the_same_run(work: Work, family: str) -> None:
-    """Six rows at once, or four and two."""
-    for rows in (6, 4):
-        few = ("training.steps=3", f"training.micro_batch={rows}", "checkpoint.every=6")
-        train(work, family, *few, name=str(rows), dropout=0)
-    whole, parts = metrics(work.run("6")), metrics(work.run("4"))
+def test_any_micro_batches_are_the_same_run(work: Work, family: str, divided: str) -> None:
+    """Six rows at once, or four and two, or as many as have 30 tokens."""
+    for name, split in (("whole", "training.micro_batch=6"), ("parts", divided)):
+        train(work, family, "training.steps=3", "checkpoint.every=6", split, name=name, dropout=0)
+    whole, parts = metrics(work.run("whole")), metrics(work.run("parts"))
     assert len(whole) == 3
     for one, other in zip(whole, parts, strict=True):
         assert family in ON_TABLES or other["tokens"] == one["tokens"]  # else padding counts
@@ -77,3 +101,70 @@ def test_small_steps_are_computed_by_one_thread(work: Work, monkeypatch: pytest.
         torch.set_num_threads(before)
     assert set(seen) == {1}
     assert len(seen) >= 6, "and the steps whose speed is measured"
+
+
+def test_a_permuted_model_is_measured_and_fills_no_masks(work: Work) -> None:
+    work.pretrain(*PERMUTED)
+    generator = TextGenerator.open(str(work.run()))
+    with pytest.raises(UsageError, match="fills no masks") as caught:
+        generator.generate("the [MASK] sat")
+    assert len(caught.value.lines()) == 3
+    assert not generator.writes
+
+
+def test_more_and_more_tokens_are_the_models_own(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    genuine: Callable[..., object] = scheduled.sample_input_tokens
+
+    def spy(model: LanguageModel, batch: fitting.Batch) -> object:
+        assert batch.draws_BT is not None
+        shares.append(float((batch.draws_BT >= 0).float().mean()))
+        return genuine(model, batch)
+
+    monkeypatch.setattr(scheduled, "sample_input_tokens", spy)
+    work.pretrain(SAMPLED)
+    shares = shares[-12:]  # those before are of the steps whose speed is measured
+    assert shares[0] == 0
+    # k 0.02 for each percent: all of them from the middle on
+    assert shares[3] == pytest.approx(0.5, abs=0.1)
+    assert shares[6:] == [1.0] * 6
+
+
+@pytest.mark.parametrize(("overrides", "name"), [(BERT, "next-sentence-accuracy"), (ALBERT, "sentence-order-accuracy")])
+def test_what_is_told_of_two_texts_is_in_validation(work: Work, overrides: Sequence[str], name: str) -> None:
+    events = work.pretrain(*overrides)
+    validated = [event.validation for event in of_kind(events, Stepped) if event.validation is not None]
+    assert [list(validation.metrics) for validation in validated] == [[name]] * 3
+    assert [0 <= validation.metrics[name] <= 1 for validation in validated] == [True] * 3
+    records = [record for record in metrics(work.run()) if record["valid_loss"] is not None]
+    assert [record[name] for record in records] == [validation.metrics[name] for validation in validated]
+    # the loss of a step is that of the chosen tokens and of both texts together
+    assert records[0]["loss"] > records[0]["valid_loss"] + 0.3
+
+
+@pytest.mark.parametrize("size", [2, 7])
+def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    # pairs of at most 13 tokens: five of them
+    work.pretrain(*BERT, "training.steps=1", "evaluation.tokens=65")
+    loaded = load_run(str(work.run()))
+    _, data = prepare_text(loaded.recipe, loaded.tokenizer, World(), no_report)
+    data.examples(loaded.objective)
+
+    def validate(world: World) -> ValidationResult:
+        return data.validate(loaded.model, loaded.objective, replace(CPU, world=world))
+
+    alone = validate(World())
+    assert alone.metrics["next-sentence-accuracy"] * 5 == pytest.approx(
+        round(alone.metrics["next-sentence-accuracy"] * 5)
+    )
+    for one in together(monkeypatch, size, validate):
+        assert one.loss == pytest.approx(alone.loss, rel=1e-6)
+        assert one.metrics == alone.metrics
+
+
+def test_a_validation_text_without_a_second_document_is_refused_before_the_first_step(work: Work) -> None:
+    valid = work.folder / "valid.txt"
+    valid.write_text(documents(1), encoding="utf-8")
+    with pytest.raises(DataError, match="two documents"):
+        work.pretrain(*BERT, "data.split=document", valid=valid)
+    assert not (work.run() / "metrics.jsonl").exists() or metrics(work.run()) == []

@@ -11,7 +11,8 @@ from lmtool.sweeping.sweep import SweepArguments
 from lmtool.training import finetuning, folds
 from lmtool.training.convex import ChosenPenalty
 from lmtool.training.finetuning import FEATURE_NAMES, plan_finetuning
-from tests.support.training import Work
+from lmtool.training.plan import TrainingPlan
+from tests.support.training import Work, write_table
 
 
 @pytest.fixture
@@ -22,14 +23,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def table(path: Path, n_rows: int, telling: str) -> Path:
     """Rows of words that recur, and a name: its ending tells the class, or the order of two words does."""
-    rng, lines = random.Random(0), ["text,label"]
+    rng, lines = random.Random(0), []
     for _ in range(n_rows):
         label, stem = rng.choice("ab"), "".join(rng.choices("bdfgklmnprst", k=5))
         ending = {"a": "io", "b": "ou"}[label if telling == "ending" else rng.choice("ab")]
         fixed = "good old" if (label == "a" or telling == "ending") else "old good"
         lines.append(f"{stem}{ending} is a {fixed} friend,{label}")
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    return write_table(path, lines)
+
+
+def planned(path: Path | str, *settings: str, recipe: str | None = None) -> TrainingPlan:
+    return plan_finetuning(None, recipe, parse_settings([f"data.train={path}", *settings]))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +44,7 @@ def test_the_better_features_are_chosen_and_both_figures_are_told(
     folder: Path, telling: str, best: str, other: str
 ) -> None:
     path = table(folder / "rows.csv", 600, telling)
-    plan = plan_finetuning(None, None, parse_settings([f"data.train={path}", "model.buckets=2000"]))
+    plan = planned(path, "model.buckets=2000")
     assert f"a linear model of {best} (chosen by cross-validation on 540 rows: loss " in plan.choice
     assert f", {other} " in plan.choice
     assert (plan.resolved.recipe.tokenizer.kind == "char") == (telling == "ending")
@@ -54,7 +58,7 @@ def test_the_features_of_the_least_loss_are_taken(
     monkeypatch.setattr(
         folds, "cross_validate_head_penalty", lambda *_: ChosenPenalty(1.0, from_naive_bayes=True, loss=left.pop(0))
     )
-    plan = plan_finetuning(None, None, parse_settings([f"data.train={path}", "model.buckets=2000"]))
+    plan = planned(path, "model.buckets=2000")
     assert f"a linear model of {FEATURE_NAMES[best]} (chosen by cross-validation on " in plan.choice
 
 
@@ -65,7 +69,7 @@ def test_words_and_characters_are_taken_where_no_rows_are_held_out(
     """A score by cross-validation is then of all that was chosen."""
     path = table(folder / "rows.csv", n_rows, "order")
     monkeypatch.delattr(finetuning, "cross_validate_features")
-    plan = plan_finetuning(None, None, parse_settings([f"data.train={path}", *settings]))
+    plan = planned(path, *settings)
     assert f"a linear model of {FEATURE_NAMES[1]} (" in plan.choice
     assert plan.resolved.recipe.model.word_buckets
 
@@ -74,23 +78,16 @@ def test_many_classes_take_words(folder: Path) -> None:
     """Characters of them would take minutes."""
     path, words = folder / "rows.csv", "word " * 100
     path.write_text("text,label\n" + "".join(f"{words} of the class {i},c{i % 400}\n" for i in range(1200)))
-    plan = plan_finetuning(None, None, parse_settings([f"data.train={path}"]))
+    plan = planned(path)
     assert f"a linear model of {FEATURE_NAMES[0]} is trained" in plan.choice
 
 
-def test_a_recipe_that_is_named_is_taken(folder: Path) -> None:
+def test_features_or_a_recipe_that_are_named_are_taken(folder: Path) -> None:
     path = table(folder / "rows.csv", 600, "ending")
-    plan = plan_finetuning(None, "linear", parse_settings([f"data.train={path}"]))
-    assert plan.choice == ""
-    assert plan.resolved.recipe.tokenizer.kind == "word"
-
-
-@pytest.mark.parametrize("setting", ["tokenizer.kind=char", "model.ngrams=1"])
-def test_features_that_are_named_are_taken(folder: Path, setting: str) -> None:
-    """Both candidates would have them."""
-    path = table(folder / "rows.csv", 600, "ending")
-    plan = plan_finetuning(None, None, parse_settings([f"data.train={path}", setting]))
-    assert "cross-validation" not in plan.choice
+    for setting in ("tokenizer.kind=char", "model.ngrams=1"):
+        assert "cross-validation" not in planned(path, setting).choice
+    plan = planned(path, recipe="linear")
+    assert (plan.choice, plan.resolved.recipe.tokenizer.kind) == ("", "word")
 
 
 @pytest.mark.parametrize("telling", ["ending", "order"])
@@ -98,7 +95,7 @@ def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(
     folder: Path, monkeypatch: pytest.MonkeyPatch, telling: str
 ) -> None:
     path = str(table(folder / "rows.csv", 600, telling))
-    alone = plan_finetuning(None, None, parse_settings([f"data.train={path}", "model.buckets=2000", "seed=2"]))
+    alone = planned(path, "model.buckets=2000", "seed=2")
     stages = []
     typed = SweepArguments([path], None, None, ["model.buckets=2000"])
     typed, verb, told = typed.resolve_for_all_runs({"seed": ["1", "2"]}, lambda *progress: stages.append(progress))
@@ -107,7 +104,7 @@ def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(
     assert typed.resolve_recipe({"seed": "2"}).model_dump() == alone.resolved.recipe.model_dump()
     words = typed.build_command(verb, {"seed": "2"})
     assert words[:3] == ["lmtool", "finetune", path]
-    again = plan_finetuning(None, None, parse_settings([f"data.train={path}", *words[4::2]]))
+    again = planned(path, *words[4::2])
     assert again.resolved.recipe == alone.resolved.recipe
     assert told.partition(" (")[0] == alone.choice.partition(" (")[0]
 
@@ -120,17 +117,16 @@ def test_a_sweep_over_features_chooses_none(folder: Path) -> None:
 
 def test_a_linear_model_whose_head_is_fitted_is_not_said_to_be_trained_whole(tmp_path: Path) -> None:
     rows = [f"a {word} play {i},{word}" for i in range(100) for word in ("good", "bad")]
-    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
-    work = Work(tmp_path / "work")
-    work.learn_table("linear", tmp_path / "t.csv")
-    plan = plan_finetuning(str(work.run()), None, parse_settings([f"data.train={tmp_path / 't.csv'}"]))
+    path, work = write_table(tmp_path / "t.csv", rows), Work(tmp_path / "work")
+    work.learn_table("linear", path)
+    plan = plan_finetuning(str(work.run()), None, parse_settings([f"data.train={path}"]))
     assert "weights" not in plan.choice
 
 
 @pytest.mark.parametrize("recipe", [None, "linear"])
 def test_a_sweep_compares_settings_on_rows_that_are_held_out(folder: Path, recipe: str | None) -> None:
     path = str(table(folder / "rows.csv", 200, "ending"))
-    assert not plan_finetuning(None, recipe, parse_settings([f"data.train={path}"])).resolved.recipe.data.holds_out
+    assert not planned(path, recipe=recipe).resolved.recipe.data.holds_out
     axes = {"optimizer.l2": ["0.1", "10"]}
     typed, _, told = SweepArguments([path], None, recipe, []).resolve_for_all_runs(axes, no_progress)
     assert typed.resolve_recipe({}).data.valid_fraction == 0.25

@@ -14,21 +14,17 @@ ELMO = (LSTM.replace("SHAPE", "bidirectional"), "objective={kind: bidirectional}
 
 
 def test_a_task_mixes_the_layers_of_a_body_that_stays(work: Work) -> None:
+    """Unless it is asked to learn."""
     work.pretrain(*ELMO, "training.steps=2", name="elmo")
     work.finetune(source=work.run("elmo"), name="tuned")
-    before, after = (load_run(str(work.run(name))).model.state_dict() for name in ("elmo", "tuned"))
+    work.finetune("tuning.freeze=none", source=work.run("elmo"), name="whole")
+    before, after, whole = (load_run(str(work.run(name))).model.state_dict() for name in ("elmo", "tuned", "whole"))
+    assert not all(torch.equal(weight, whole[f"body.{name}"]) for name, weight in before.items())
     assert all(torch.equal(weight, after[f"body.{name}"]) for name, weight in before.items())
     # the embeddings and two layers
     assert after["mix.scalars_L"].shape == (3,)
     assert bool(after["mix.scalars_L"].any())
     assert float(after["mix.gamma"]) != 1
-
-
-def test_the_whole_body_learns_when_it_is_asked_to(work: Work) -> None:
-    work.pretrain(*ELMO, "training.steps=2", name="elmo")
-    work.finetune("tuning.freeze=none", source=work.run("elmo"), name="tuned")
-    before, after = (load_run(str(work.run(name))).model.state_dict() for name in ("elmo", "tuned"))
-    assert not all(torch.equal(weight, after[f"body.{name}"]) for name, weight in before.items())
 
 
 @pytest.mark.parametrize("model", [LSTM.replace("SHAPE", "decoder"), "model.n_layers=1"])

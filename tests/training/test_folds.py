@@ -23,7 +23,7 @@ from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.job import SessionOptions
 from lmtool.training.resuming import resume
 from lmtool.training.train import train
-from tests.support.training import Work
+from tests.support.training import Work, metrics, of_kind, write_table
 
 FEW_FEATURES = "model.buckets=500"
 
@@ -32,8 +32,7 @@ def random_labels(path: Path, n_rows: int, seed: int) -> Path:
     """Rows of random words, whose labels are drawn without them."""
     rng = random.Random(seed)
     rows = (f"{' '.join(rng.choices(WORDS, k=8))} {i},{'ab'[rng.random() < 0.5]}" for i in range(n_rows))
-    path.write_text("\n".join(["text,label", *rows]) + "\n")
-    return path
+    return write_table(path, rows)
 
 
 WORDS = [
@@ -60,8 +59,12 @@ def learn(run: Path, table: Path, *settings: str, recipe: str | None = None, sto
     return list(train(plan, SessionOptions(["test"], lambda *progress: None, stop, run)))
 
 
+def resumed(run: Path) -> list[Any]:
+    return list(resume(str(run), (), SessionOptions(["test"], lambda *progress: None, lambda: False)))
+
+
 def results_in(events: list[Any]) -> Results:
-    (results,) = (event for event in events if isinstance(event, Results))
+    (results,) = of_kind(events, Results)
     return results
 
 
@@ -103,12 +106,8 @@ def test_every_headline_of_a_run_is_the_score_of_rows_left_out(random_run: tuple
     assert saved["interval"] == list(results.interval)  # type: ignore[arg-type]
 
     summary = summarize_run(path)
-    assert (summary.part, summary.metric, summary.value, summary.rows) == (
-        "cross-validation",
-        "accuracy",
-        accuracy,
-        200,
-    )
+    figures = (summary.part, summary.metric, summary.value, summary.rows)
+    assert figures == ("cross-validation", "accuracy", accuracy, 200)
 
     page = write_run_page(run).read_text()
     assert "1.0000" not in page
@@ -120,22 +119,18 @@ def test_every_headline_of_a_run_is_the_score_of_rows_left_out(random_run: tuple
     assert not any("validation" in name and "cross" not in name for name in measured)
     assert "1.0000" not in measured.values()
 
-    (ended,) = (event for event in events if isinstance(event, Ended))
-    assert ended.reason == "finished"
-    assert f"accuracy {accuracy:.4f} ±" in summarize_runs([run.results_by_task, run.results_by_task])[0]
-
-
-def test_the_model_that_is_saved_is_fitted_to_all_rows(random_run: tuple[Path, list[Any]]) -> None:
-    (plan,) = (event for event in random_run[1] if isinstance(event, FitStarted))
+    assert [event.reason for event in of_kind(events, Ended)] == ["finished"]
+    (plan,) = of_kind(events, FitStarted)
     assert plan.batch_units == 200
-    assert any(isinstance(event, Info) and "fitted to 200 rows" in event.text for event in random_run[1])
+    assert any("fitted to 200 rows" in event.text for event in of_kind(events, Info))
+    assert f"accuracy {accuracy:.4f} ±" in summarize_runs([run.results_by_task, run.results_by_task])[0]
 
 
 def test_a_run_whose_score_is_lost_gets_the_same_one(random_run: tuple[Path, list[Any]], tmp_path: Path) -> None:
     path = tmp_path / "run"
     shutil.copytree(random_run[0], path)
     (path / "metrics.json").unlink()
-    list(resume(str(path), (), SessionOptions(["test"], lambda *progress: None, lambda: False)))
+    resumed(path)
     assert (path / "metrics.json").read_bytes() == (random_run[0] / "metrics.json").read_bytes()
 
 
@@ -147,18 +142,17 @@ def test_a_run_that_is_stopped_while_it_is_scored_is_scored_when_it_is_resumed(t
         return len(calls) > 2  # the fit of all rows, and of the first fold
 
     events = learn(tmp_path / "run", table, recipe="linear", stop=stop)
-    assert [event.reason for event in events if isinstance(event, Ended)] == ["finished", "interrupted"]
-    assert not any(isinstance(event, Results) for event in events)
-    again = list(resume(str(tmp_path / "run"), (), SessionOptions(["test"], lambda *progress: None, lambda: False)))
-    assert results_in(again).rows == 60
+    assert [event.reason for event in of_kind(events, Ended)] == ["finished", "interrupted"]
+    assert of_kind(events, Results) == []
+    assert results_in(resumed(tmp_path / "run")).rows == 60
 
 
 @pytest.mark.parametrize(("kind", "metric"), [("number", "pearson"), ("multi", "micro_f1")])
 def test_numbers_and_several_labels_are_scored_by_folds_too(tmp_path: Path, kind: str, metric: str) -> None:
-    rng, path = random.Random(0), tmp_path / "rows.csv"
+    rng = random.Random(0)
     label = {"number": lambda: f"{rng.gauss(0, 1):.3f}", "multi": lambda: rng.choice(["a", "b", '"a,b"'])}[kind]
     rows = (f"{' '.join(rng.choices(WORDS, k=6))} {i},{label()}" for i in range(60))
-    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    path = write_table(tmp_path / "rows.csv", rows)
     settings = ["model.log_ratios=false"] if kind == "number" else []
     results = results_in(learn(tmp_path / "run", path, f"objective.task={kind}", *settings, recipe="linear"))
     assert (results.part, results.rows) == ("cross-validation", 60)
@@ -167,10 +161,7 @@ def test_numbers_and_several_labels_are_scored_by_folds_too(tmp_path: Path, kind
 
 @pytest.mark.parametrize("rows", [["one,a", "two,a", "three,b", "four,b"], ["same,a", "same,b"] * 2])
 def test_very_few_rows_are_no_error(tmp_path: Path, rows: list[str]) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("\n".join(["text,label", *rows]) + "\n")
-    events = learn(tmp_path / "run", path, recipe="linear")
-    scored = [event for event in events if isinstance(event, Results)]
+    scored = of_kind(learn(tmp_path / "run", write_table(tmp_path / "rows.csv", rows), recipe="linear"), Results)
     assert len(scored) == (len({row.split(",")[0] for row in rows}) > 1)
     assert summarize_run(tmp_path / "run").value in (None, *(results.figures["accuracy"] for results in scored))
 
@@ -185,19 +176,24 @@ data: {valid_fraction: 0}
 """
 
 
+def dan(work: Work) -> Path:
+    recipe = work.folder / "dan.yaml"
+    recipe.write_text(DAN)
+    return recipe
+
+
 @pytest.mark.parametrize(("n_rows", "part", "n_scored"), [(80, "cross-validation", 80), (120, "held-out quarter", 30)])
 def test_a_network_is_scored_on_other_rows_and_trained_on_all(
     work: Work, n_rows: int, part: str, n_scored: int
 ) -> None:
     """It knows all rows by heart, and nothing of others. Of few rows a quarter would tell nothing."""
     table = random_labels(work.folder / "rows.csv", n_rows, 2)
-    recipe = work.folder / "dan.yaml"
-    recipe.write_text(DAN)
+    recipe = dan(work)
     results = results_in(work.learn_table(recipe, table))
     assert (results.part, results.rows) == (part, n_scored)
     assert results.figures["accuracy"] < 0.9
     assert summarize_run(work.run()).part == part
-    records = [json.loads(line) for line in (work.run() / "metrics.jsonl").read_text().splitlines()]
+    records = metrics(work.run())
     assert records[-1]["loss"] < 0.3
     assert not any("accuracy" in record for record in records)
 
@@ -212,7 +208,7 @@ def told_by_words(path: Path, seed: int, telling: float, n_rows: int) -> list[tu
         if rng.random() > telling:
             words[-2:] = rng.choices(TELLING[0] + TELLING[1], k=2)
         rows.append((" ".join(words), label))
-    path.write_text("\n".join(["text,label", *map(",".join, rows[:200])]) + "\n")
+    write_table(path, map(",".join, rows[:200]))
     return rows
 
 
@@ -254,8 +250,7 @@ def test_probabilities_of_few_rows_are_no_worse_than_those_of_logistic_regressio
 def test_a_network_that_knows_its_rows_by_heart_is_not_sure_of_others(work: Work, telling: float) -> None:
     """The temperature of those held out for the score is that of the model trained on all."""
     rows = told_by_words(work.folder / "rows.csv", 0, telling, 1000)
-    recipe = work.folder / "dan.yaml"
-    recipe.write_text(DAN)
+    recipe = dan(work)
     work.learn_table(recipe, work.folder / "rows.csv")
     ours, theirs = log_losses(work.run(), rows)
     assert ours <= theirs + 0.01

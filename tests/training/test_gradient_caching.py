@@ -44,15 +44,7 @@ N_TEXTS = {"labels": 1, "triplets": 3, "hard negatives": 3}
 def a_recipe(loss: str, dropout: float = 0.0, **training: Any) -> Recipe:
     return Recipe.model_validate(
         {
-            "model": {
-                "kind": "transformer",
-                "shape": "encoder",
-                "n_layers": 2,
-                "d_model": 16,
-                "n_heads": 4,
-                "context": 40,
-                "dropout": dropout,
-            },
+            "model": tiny.spec(shape="encoder", context=40, dropout=dropout),
             "objective": {"kind": "embedding", **LOSSES[loss]},
             "training": {"steps": 3, "batch_size": BATCH, **training},
             "optimizer": {"kind": "sgd", "lr": 0.2, "momentum": 0.9},
@@ -67,15 +59,9 @@ def rows_of(loss: str, n: int = 20) -> list[EncodedRow]:
     for i in range(n):
         lengths = rng.integers(2, 9, N_TEXTS.get(loss, 2))
         labels: dict[str, float] = {"labels": rng.integers(3).item(), "scored": rng.random()}
-        rows.append(
-            EncodedRow(
-                i,
-                rng.integers(7, tiny.VOCAB, lengths.sum()),
-                is_truncated=False,
-                segments=np.repeat(np.arange(len(lengths)), lengths),
-                label=np.array([labels[loss]]) if loss in labels else None,
-            )
-        )
+        tokens, segments = rng.integers(7, tiny.VOCAB, lengths.sum()), np.repeat(np.arange(len(lengths)), lengths)
+        label = np.array([labels[loss]]) if loss in labels else None
+        rows.append(EncodedRow(i, tokens, is_truncated=False, segments=segments, label=label))
     return rows
 
 
@@ -88,10 +74,8 @@ def trained(loss: str, dropout: float = 0.0, **training: Any) -> tuple[list[Comp
     for parameter in learnt.unused_parameters(model):
         parameter.requires_grad_(False)
     examples = TableExamples(rows_of(loss), BATCH, seed=3)
-    steps = list(
-        fit(ModelAndOptimizers(model, learnt, Optimizers(recipe.optimizer, model, CPU)), examples, recipe, CPU)
-    )
-    return steps, model.state_dict()
+    trainable = ModelAndOptimizers(model, learnt, Optimizers(recipe.optimizer, model, CPU))
+    return list(fit(trainable, examples, recipe, CPU)), model.state_dict()
 
 
 @pytest.mark.parametrize("micro", nightly_but([{"micro_batch": 4}, {"micro_batch": 1}, {"micro_tokens": 30}], 0))

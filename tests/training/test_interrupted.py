@@ -1,13 +1,13 @@
 """A run that is interrupted is validated, outside of the training; a finished one drops its optimizer state."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lmtool.errors import CheckpointError
 from lmtool.inference.evaluation import ValidationResult
 from lmtool.inference.load import load_run
 from lmtool.run import saving
@@ -18,23 +18,22 @@ from lmtool.run.listing import summarize_run
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Sampled, Stepped
 from tests.support.cases import nightly_but
-from tests.support.training import Work, after, ended, lasting, metrics, warnings_in
+from tests.support.training import (
+    Work,
+    after,
+    assert_resumes_bit_for_bit,
+    checkpoint_steps,
+    ended,
+    lasting,
+    metrics,
+    of_kind,
+    step_numbers,
+    warnings_in,
+)
+from tests.training.conftest import Script
 
 SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
 DROPS = "checkpoint.keep_optimizer=false"
-
-Script = Callable[..., None]
-
-
-@pytest.fixture
-def validations(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Sets the results of a run's validations."""
-
-    def script(*losses: float) -> None:
-        said = iter(losses)
-        monkeypatch.setattr(TextData, "validate", lambda *_: ValidationResult(next(said)))
-
-    return script
 
 
 def session(work: Work) -> dict[str, Any]:
@@ -43,60 +42,43 @@ def session(work: Work) -> dict[str, Any]:
 
 
 def optimizers(work: Work, name: str = "run") -> list[int]:
-    return [
-        step
-        for step, path in list_checkpoints(work.run(name) / "checkpoints")
-        if (path / "optimizer.safetensors").exists()
-    ]
+    found = list_checkpoints(work.run(name) / "checkpoints")
+    return [step for step, path in found if (path / "optimizer.safetensors").exists()]
 
 
-def steps_of(work: Work, name: str = "run") -> list[int]:
-    return [step for step, _ in list_checkpoints(work.run(name) / "checkpoints")]
+def weights(work: Work, step: int, name: str = "run") -> bytes:
+    return (work.run(name) / "checkpoints" / f"step-{step:06d}" / "model.safetensors").read_bytes()
 
 
 def test_its_last_step_is_validated_and_told(work: Work) -> None:
     told = work.pretrain(*SAMPLES, stop=after(6))
-    steps = [event for event in told if isinstance(event, Stepped)]
-    assert [event.step.step for event in steps] == list(range(1, 7))
-    assert steps[-1].validation is not None
+    assert step_numbers(told) == list(range(1, 7))
+    last = of_kind(told, Stepped)[-1]
+    assert last.validation is not None
     noted = session(work)["validation"]
-    assert noted == {"step": 6, "loss": steps[-1].validation.loss, "is_best": steps[-1].is_best}
+    assert noted == {"step": 6, "loss": last.validation.loss, "is_best": last.is_best}
     # as if this step were validated anyway
     work.pretrain("evaluation.every=6", name="validated", stop=after(6))
     assert noted["loss"] == metrics(work.run("validated"))[-1]["valid_loss"]
     # no record and no sample of it
     assert [record["valid_loss"] is not None for record in metrics(work.run())] == [False] * 3 + [True] + [False] * 2
-    assert {event.step for event in told if isinstance(event, Sampled)} == {4}
+    assert {event.step for event in of_kind(told, Sampled)} == {4}
 
 
 def test_a_step_that_is_validated_anyway_is_validated_once(work: Work, validations: Script) -> None:
     validations(2.0, 1.5)
     told = work.pretrain(stop=after(8))
-    assert [event.step.step for event in told if isinstance(event, Stepped) and event.validation] == [4, 8]
+    assert [event.step.step for event in of_kind(told, Stepped) if event.validation] == [4, 8]
     assert "validation" not in session(work)
     assert ended(told).best_step == 8
 
 
-@pytest.mark.parametrize("stops", [(1,), (5, 2, 1), (3, 3, 3)])
+@pytest.mark.parametrize("stops", nightly_but([(1,), (5, 2, 1), (3, 3, 3), (9,), (11,), (9, 2)], 0, 1, 5))
 def test_the_resumed_run_is_the_unbroken_one(work: Work, stops: tuple[int, ...]) -> None:
+    """With the same checkpoints."""
     patient = (*SAMPLES, "evaluation.every=3", "evaluation.patience=2")
-    work.pretrain(*patient, name="whole")
-    work.pretrain(*patient, stop=after(stops[0]))
-    for steps in stops[1:]:
-        work.resume(stop=after(steps))
-    work.resume()
-    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
-
-
-@pytest.mark.parametrize("stops", nightly_but([(9,), (11,), (9, 2)], 2))
-def test_the_same_checkpoints_stay_as_of_an_unbroken_run(work: Work, stops: tuple[int, ...]) -> None:
-    work.pretrain(name="whole")
-    work.pretrain(stop=after(stops[0]))
-    assert sum(stops[:1]) in steps_of(work)
-    for steps in stops[1:]:
-        work.resume(stop=after(steps))
-    work.resume()
-    assert steps_of(work) == steps_of(work, "whole")
+    assert_resumes_bit_for_bit(work, partial(work.pretrain, *patient), *stops)
+    assert checkpoint_steps(work.run()) == checkpoint_steps(work.run("whole"))
 
 
 def test_a_former_best_goes_also_after_a_kill_at_the_end(
@@ -117,10 +99,12 @@ def test_a_former_best_goes_also_after_a_kill_at_the_end(
     validations(3.0, 2.0, 1.0)
     with pytest.raises(Killed):
         work.pretrain("checkpoint.keep_last=1")
-    assert steps_of(work) == [8, 12]
+    assert checkpoint_steps(work.run()) == [8, 12]
     (work.run() / "checkpoints" / ".tmp-step-000010").mkdir()
     monkeypatch.setattr(saving, "prune_checkpoints", genuine)
+    assert Run.open(work.run()).state == "stopped"
     assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
+    assert Run.open(work.run()).state == "finished"
     assert [path.name for path in (work.run() / "checkpoints").iterdir()] == ["step-000012"]
 
 
@@ -181,20 +165,10 @@ def test_a_validation_that_fails_leaves_the_step_saved(work: Work, monkeypatch: 
         patch.setattr(TextData, "validate", fail)
         with pytest.raises(RuntimeError):
             work.pretrain(stop=after(3))
-    assert list_checkpoints(work.run() / "checkpoints")[-1][0] == 3
+    assert checkpoint_steps(work.run())[-1] == 3
     assert Run.open(work.run()).state == "stopped"
     work.resume()
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
-
-
-def test_a_note_that_is_damaged_is_no_run(work: Work) -> None:
-    work.pretrain(stop=after(1))
-    info = json.loads((work.run() / "run.json").read_text())
-    info["sessions"][-1]["validation"] = {"step": "1"}
-    del info["checksum"]
-    (work.run() / "run.json").write_text(json.dumps(info))
-    with pytest.raises(CheckpointError, match=r"run\.json is damaged"):
-        Run.open(work.run())
 
 
 # The optimizer state of a finished run
@@ -205,7 +179,7 @@ def test_a_finished_run_drops_it(work: Work, validations: Script, patience: int 
     validations(2.0, 3.0, 3.0)
     last = ended(work.pretrain(DROPS, f"evaluation.patience={patience or 'null'}"))
     assert last.reason == ("early" if patience else "finished")
-    kept = [step for step, _ in list_checkpoints(work.run() / "checkpoints")]
+    kept = checkpoint_steps(work.run())
     assert kept == ([4, 6, 8] if patience else [4, 10, 12])
     assert optimizers(work) == []
     assert load_run(str(work.run())).step == 4
@@ -219,8 +193,7 @@ def test_one_that_is_interrupted_keeps_it(work: Work) -> None:
     work.pretrain(DROPS, "training.steps=12", name="whole")
     work.resume()
     assert optimizers(work) == []
-    model = "checkpoints/step-000012/model.safetensors"
-    assert (work.run() / model).read_bytes() == (work.run("whole") / model).read_bytes()
+    assert weights(work, 12) == weights(work, 12, "whole")
 
 
 def test_more_steps_start_it_anew_and_say_so(work: Work) -> None:
@@ -231,8 +204,7 @@ def test_more_steps_start_it_anew_and_say_so(work: Work) -> None:
     (warning,) = warnings_in(told)
     assert "the optimizer state was removed when the run finished, and starts anew" in warning
     assert ended(told).step == 16
-    model = "checkpoints/step-000016/model.safetensors"
-    assert (work.run() / model).read_bytes() != (work.run("kept") / model).read_bytes()
+    assert weights(work, 16) != weights(work, 16, "kept")
     assert [record["step"] for record in metrics(work.run())] == list(range(1, 17))
 
 

@@ -17,26 +17,20 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.run.uncertainty import N_FOLDS
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
-from lmtool.training import data as text_data
-from lmtool.training import finetuning, folds, job, length, session
+from lmtool.training import finetuning, folds, length, session
 from lmtool.training.data import prepare_text
 from lmtool.training.events import DurationEstimate, FitStarted, Stepped, StepsChanged
 from lmtool.training.fit import fit
 from lmtool.training.folds import MAX_TRAINED_ROWS
 from tests.support.cases import nightly_but
-from tests.support.training import Work, after, ended, no_report, words
+from tests.support.families import BERT
+from tests.support.training import Work, after, ended, no_report, of_kind, words, write_table
 
 WORD_VECTORS = {
     "skip-gram": ("model={kind: skipgram, d_model: 8}", "objective={kind: skip-gram}"),
     "cbow": ("model={kind: skipgram, d_model: 8}", "objective={kind: cbow}"),
     "glove": ("model={kind: glove, d_model: 8}", "objective={kind: glove}"),
 }
-NEXT_SENTENCE = (
-    "model.shape=encoder",
-    "model.n_segments=2",
-    "model.next_sentence_head=true",
-    "objective={kind: masked, next_sentence: true}",
-)
 
 
 def recipe_of(work: Work) -> Any:
@@ -74,23 +68,6 @@ def test_of_several_the_first_to_end_counts(work: Work) -> None:
     assert (few, both) == (5, 5)
 
 
-@pytest.mark.slow
-def test_minutes_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of a tenth of a second leaves a tenth of a minute for at most 60."""
-    ticking(monkeypatch)
-    real = fit
-
-    def slow(*args: Any, **options: Any) -> Any:
-        for step in real(*args, **options):
-            yield replace(step, seconds=1.0 if step.step == 1 else 0.1)
-
-    monkeypatch.setattr(session, "fit", slow)
-    told = work.pretrain("training.minutes=0.1", "training.compile=false", "evaluation.every=1000")
-    assert 48 <= ended(told).step <= 60
-    first = next(event for event in told if isinstance(event, StepsChanged))
-    assert first.why == "for 0.1 minutes at 1,280 tokens/s"
-
-
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock by which nothing takes longer than milliseconds."""
     now = itertools.count(0, 0.001)
@@ -105,52 +82,13 @@ def planned(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     monkeypatch.setattr(length, "steps_by_deadline", lambda recipe, *_: recipe.training.steps)
 
 
-def test_a_run_with_a_time_is_reproduced_by_its_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first steps, by which the speed is measured, are those of the run. The rate stays after its warm-up, so that
-    they do not depend on their number."""
-    planned(monkeypatch, 9)
-    rate = "schedule={kind: linear, warmup_steps: 1, decay_fraction: 0.5}"
-    timed = work.pretrain("training.minutes=1", rate, "evaluation.every=3", name="timed")
-    plain = work.pretrain("training.steps=9", rate, "evaluation.every=1", name="plain")
-    assert ended(timed).best_value == ended(plain).best_value
-    assert [event.step.step for event in timed if isinstance(event, Stepped)] == list(range(1, 10))
-
-
-def test_no_model_is_built_and_nothing_validated_to_measure_the_speed(
-    work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built, validated = [], []
-    real_build, real_validate = job.build_for_training, text_data.TextData.validate
-
-    def build(*args: Any, **options: Any) -> Any:
-        built.append(args)
-        return real_build(*args, **options)
-
-    def validate(*args: Any) -> Any:
-        validated.append(args)
-        return real_validate(*args)
-
-    monkeypatch.setattr(job, "build_for_training", build)
-    monkeypatch.setattr("lmtool.inference.load.build_for_training", build)
-    monkeypatch.setattr(text_data.TextData, "validate", validate)
-    planned(monkeypatch, 12)
-    for n, setting in enumerate(("training.steps=12", "training.minutes=1")):
-        told = work.pretrain(setting, "evaluation.every=6", name=f"run-{n}")
-        kinds = [type(event) for event in told]
-        assert kinds.index(FitStarted) < kinds.index(DurationEstimate) < kinds.index(Stepped) + 3
-        assert len(built) == 1
-        assert len(validated) == sum(isinstance(event, Stepped) and event.validation is not None for event in told)
-        built.clear()
-        validated.clear()
-
-
-def test_a_run_that_is_stopped_at_once_knows_its_length(work: Work) -> None:
-    """It is saved with it, and goes on by it."""
-    told = work.pretrain("training.minutes=0.02", stop=lambda: True)
-    assert ended(told).step == 1
+@pytest.mark.parametrize("budget", ["training.tokens=1280", "training.minutes=0.02"])
+def test_a_run_that_is_stopped_at_once_knows_its_length_and_goes_on_by_it(work: Work, budget: str) -> None:
+    assert ended(work.pretrain(budget, stop=lambda: True)).step == 1
     kept = recipe_of(work)
     assert not kept.training.has_budget
     assert ended(work.resume()).step == kept.training.steps
+    assert kept.training.steps == 10 or "minutes" in budget
 
 
 @pytest.mark.parametrize("last", [14, 36])
@@ -167,13 +105,13 @@ def test_the_length_follows_the_speed(work: Work, monkeypatch: pytest.MonkeyPatc
     schedule = "schedule={kind: linear, warmup_steps: 2, decay_fraction: 0.5}"
     told = work.pretrain("training.minutes=1", schedule, name="timed")
     assert asked[:2] == [2, 4]
-    assert [event.steps for event in told if isinstance(event, StepsChanged)] == [24, last]
+    assert [event.steps for event in of_kind(told, StepsChanged)] == [24, last]
     kept = load(work.run("timed") / "recipe.yaml").recipe
     assert (kept.training.steps, kept.evaluation.every) == (last, math.ceil(last / 12))
     assert ended(told).step == last
     monkeypatch.undo()
     plain = work.pretrain(f"training.steps={last}", schedule, f"evaluation.every={last}", name="plain")
-    validated = {event.step.step: event.validation for event in told if isinstance(event, Stepped)}
+    validated = {event.step.step: event.validation for event in of_kind(told, Stepped)}
     assert validated[last] is not None
     assert validated[last].loss == ended(plain).best_value
 
@@ -183,42 +121,34 @@ def test_pairs_of_sentences_are_validated_also_when_the_length_has_changed(
 ) -> None:
     planned(monkeypatch, 6)
     monkeypatch.setattr(length, "steps_by_deadline", lambda *_: 4)
-    told = work.pretrain("training.minutes=1", *NEXT_SENTENCE, "evaluation.every=1")
-    assert [event.steps for event in told if isinstance(event, StepsChanged)] == [6, 4]
-    validated = [event.validation for event in told if isinstance(event, Stepped)]
+    told = work.pretrain("training.minutes=1", *BERT, "evaluation.every=1")
+    assert [event.steps for event in of_kind(told, StepsChanged)] == [6, 4]
+    validated = [event.validation for event in of_kind(told, Stepped)]
     assert [set(one.metrics) for one in validated if one is not None] == [{"next-sentence-accuracy"}] * 4
 
 
-def test_it_is_resumed_with_the_same_steps(work: Work) -> None:
-    told = work.pretrain("training.tokens=1280", stop=lambda: True)
-    assert ended(told).step == 1
-    assert ended(work.resume()).step == 10
-    assert ended(work.resume("training.steps=+2")).step == 12
+LENGTHS = ("training.epochs=2", "training.steps=5", "training.minutes=0.005")
 
 
-@pytest.mark.parametrize("kind", nightly_but(WORD_VECTORS, "skip-gram", "cbow"))
-@pytest.mark.parametrize("budget", nightly_but(["training.epochs=2", "training.minutes=0.005"], 0))
-def test_word_vectors_have_a_length_too(work: Work, kind: str, budget: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.03)
-    work.text.write_text(words(600))
-    told = work.pretrain(*WORD_VECTORS[kind], "tokenizer={kind: word, vocab_size: 50}", "training.batch_size=1", budget)
-    assert ended(told).step == recipe_of(work).training.steps
-    if "epochs" in budget:
-        assert [event.epochs for event in told if isinstance(event, FitStarted)] == [2]
-
-
-@pytest.mark.parametrize("kind", nightly_but(WORD_VECTORS, "skip-gram", "cbow"))
-@pytest.mark.parametrize("budget", nightly_but(["training.steps=5", "training.minutes=0.005"], 0))
-def test_word_vectors_of_lone_words_are_refused(work: Work, kind: str, budget: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "budget"),
+    nightly_but([(kind, budget) for budget in LENGTHS for kind in WORD_VECTORS], 0, 1, 3, 4, unpack=True),
+)
+def test_word_vectors_have_a_length_but_for_lone_words(
+    work: Work, kind: str, budget: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A list of names has no pairs of words; as one text it has."""
-    lone = "".join(f"{name}\n" for name in words(200).split())
-    work.text.write_text(lone)
-    settings = (*WORD_VECTORS[kind], "tokenizer={kind: word, vocab_size: 50}", budget)
+    monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.03)
+    work.text.write_text("".join(f"{name}\n" for name in words(600).split()))
+    settings = (*WORD_VECTORS[kind], "tokenizer={kind: word, vocab_size: 50}", "training.batch_size=1", budget)
     with pytest.raises(DataError, match="near each other") as refused:
         work.pretrain(*settings)
     assert "data.documents=whole" in refused.value.fix
     assert not work.run().exists()
-    assert ended(work.pretrain(*settings, "data.documents=whole")).step > 0
+    told = work.pretrain(*settings, "data.documents=whole")
+    assert ended(told).step == recipe_of(work).training.steps
+    if "epochs" in budget:
+        assert [event.epochs for event in of_kind(told, FitStarted)] == [2]
 
 
 @pytest.mark.parametrize("kind", ["skip-gram", "cbow"])
@@ -229,24 +159,16 @@ def test_steps_without_pairs_have_no_speed(work: Work, kind: str) -> None:
     valid = work.folder / "valid.txt"
     valid.write_text(words(50))
     settings = ("tokenizer={kind: word, vocab_size: 50}", "training.steps=5", "training.batch_size=1")
-    told = work.pretrain(*WORD_VECTORS[kind], *settings, "model.context=8", valid=valid)
-    assert ended(told).step == 5
+    assert ended(work.pretrain(*WORD_VECTORS[kind], *settings, "model.context=8", valid=valid)).step == 5
 
 
 # How long it takes is told by the first steps
 
 
-def time_told(events: list[Any]) -> DurationEstimate:
-    (told,) = [event for event in events if isinstance(event, DurationEstimate)]
-    return told
-
-
 def pairs_of_any_length(work: Work, n: int = 120) -> Path:
     """Questions of one word to thirty, and answers."""
     rows = (f"{words(1 + 29 * i // n, i)},{words(1 + i % 5, i)}" for i in range(n))
-    table = work.folder / "pairs.csv"
-    table.write_text("\n".join(["prompt,answer", *rows]) + "\n", encoding="utf-8")
-    return table
+    return write_table(work.folder / "pairs.csv", rows, "prompt,answer")
 
 
 def charged(monkeypatch: pytest.MonkeyPatch, per_token: float) -> None:
@@ -268,8 +190,8 @@ def test_the_time_of_rows_of_any_length_is_that_of_all_of_them(
     monkeypatch.setattr(length, "FORWARD_FRACTION", 0.0)
     parts = ("model.context=256", f"model.shape={shape}", "objective.kind=seq2seq", "tokenizer.kind=char")
     events = work.learn_table(work.recipe, pairs_of_any_length(work), *parts, "training.steps=30")
-    told = time_told(events)
-    steps = [event.step.n_computed for event in events if isinstance(event, Stepped)]
+    (told,) = of_kind(events, DurationEstimate)
+    steps = [event.step.n_computed for event in of_kind(events, Stepped)]
     assert told.seconds == pytest.approx(0.01 * sum(steps[-told.steps :]), rel=0.15)
 
 
@@ -278,36 +200,25 @@ def test_validations_take_the_time_of_computing_their_tokens(work: Work, monkeyp
     charged(monkeypatch, 0.01)
     monkeypatch.setattr(length, "MIN_PROBE_STEPS", 1)
     settings = ("evaluation.every=4", "evaluation.tokens=32")
-    first = time_told(work.pretrain(*settings, stop=after(5)))
+    (first,) = of_kind(work.pretrain(*settings, stop=after(5)), DurationEstimate)
     # eleven more steps of 8 rows of 16 tokens, and three validations of 32
     assert (first.steps, first.seconds) == (11, pytest.approx(11 * 1.28 + 3 * 0.32 / 3))
     # of which one is over
-    again = time_told(work.resume())
+    (again,) = of_kind(work.resume(), DurationEstimate)
     assert (again.steps, again.seconds) == (6, pytest.approx(6 * 1.28 + 2 * 0.32 / 3))
 
 
 def test_a_speed_counts_what_is_computed(work: Work) -> None:
-    """All the tokens of the rows, padded to the longest of them; a source beside them."""
-    table = work.folder / "even.csv"
-    table.write_text("text,label\n" + "".join(f"abc{i % 10}{'z' * (i % 8 == 0)},{'ab'[i % 2]}\n" for i in range(80)))
+    """All the tokens of the rows, padded to the longest of them, also where few of them have a loss."""
+    rows = (f"abc{i % 10}{'z' * (i % 8 == 0)},{'ab'[i % 2]}" for i in range(80))
+    table = write_table(work.folder / "even.csv", rows)
     events = work.learn_table(work.recipe, table, "objective.kind=classification", "training.batch_size=72")
-    _, data = read_back(work)
+    tokenizer = read_verified_tokenizer(Run.open(work.run()))
+    _, data = read_and_encode_tables(recipe_of(work), open_training_tables(recipe_of(work).data), tokenizer, None)
     longest = max(len(row.tokens) for row in data.tasks[0].train)
-    assert {event.step.n_computed for event in events if isinstance(event, Stepped)} == {72 * longest}
-
-
-def read_back(work: Work) -> Any:
-    recipe = recipe_of(work)
-    return read_and_encode_tables(
-        recipe, open_training_tables(recipe.data), read_verified_tokenizer(Run.open(work.run())), None
-    )
-
-
-def test_a_loss_on_few_tokens_computes_them_all(work: Work) -> None:
-    """As plans count them: 8 rows of 16, of which 15 % are predicted."""
-    masked = ("model.shape=encoder", "objective.kind=masked")
-    steps = [event.step for event in work.pretrain(*masked) if isinstance(event, Stepped)]
-    assert {step.n_computed for step in steps} == {8 * 16}
+    assert {event.step.n_computed for event in of_kind(events, Stepped)} == {72 * longest}
+    masked = work.pretrain("model.shape=encoder", "objective.kind=masked", name="masked")
+    assert {event.step.n_computed for event in of_kind(masked, Stepped)} == {8 * 16}
 
 
 # Tables have minutes too
@@ -336,9 +247,9 @@ def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypat
         limits = f"training.minutes={minutes}", f"data.valid_fraction={held}"
         name = f"for-{minutes}-{held}-{times}"
         told = work.finetune(*limits, *others, source=work.run("base"), table=table, name=name)
-        computed = sum(event.step.n_computed for event in told if isinstance(event, Stepped))
+        computed = sum(event.step.n_computed for event in of_kind(told, Stepped))
         assert 0.01 * times * computed == pytest.approx(60 * minutes, rel=0.2)
-        assert [event.why.startswith(f"for {minutes:g} minutes") for event in told if isinstance(event, StepsChanged)]
+        assert of_kind(told, StepsChanged)
 
 
 def test_models_that_score_rows_have_the_schedule_of_the_run(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,12 +273,14 @@ def test_who_sets_a_length_of_a_table_sets_the_length(work: Work, key: str) -> N
     """No passes of the rule, or of the recipe, end it before."""
     work.pretrain(name="base")
     flags = [Setting("data.train", [str(pairs_of_any_length(work))], "TABLE")]
-    rule = finetuning.plan_finetuning(str(work.run("base")), None, parse_settings([key], flags))
-    assert rule.resolved.recipe.training.epochs is None
-    both = finetuning.plan_finetuning(str(work.run("base")), None, parse_settings([key, "training.epochs=3"], flags))
-    assert both.resolved.recipe.training.epochs == 3
-    none = finetuning.plan_finetuning(str(work.run("base")), None, flags)
-    assert none.resolved.recipe.training.epochs is not None
+
+    def epochs(*settings: str) -> float | None:
+        plan = finetuning.plan_finetuning(str(work.run("base")), None, parse_settings(settings, flags))
+        return plan.resolved.recipe.training.epochs
+
+    assert epochs(key) is None
+    assert epochs(key, "training.epochs=3") == 3
+    assert epochs() is not None
     assert load("dan", [key]).recipe.training.epochs is None
 
 
@@ -389,10 +302,7 @@ def test_the_minutes_that_are_named_are_enough_for_a_pass(
             recipe = length.fix_steps_and_intervals(recipe, 1)
         monkeypatch.setattr(time, "perf_counter", lambda: 3.0)
 
-        new, resumed = (
-            length.RunLengthController(read, data, World(), 0.0),
-            length.RunLengthController(read, data, World(), None),
-        )
+        new, resumed = (length.RunLengthController(read, data, World(), started) for started in (0.0, None))
         new.durations = resumed.durations = speed
         minutes = new.estimate_duration(recipe, 0, data.per_epoch).pass_minutes
         assert minutes is not None

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from lmtool.compute.device import configure_compute
 from lmtool.compute.processes import World
 from lmtool.data import streaming
 from lmtool.data.blocks import PREFETCHED_BLOCKS, BackgroundBlockTokenizer
-from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
+from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
@@ -23,7 +24,7 @@ from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from lmtool.training.train import train
 from tests.support.cases import nightly_but
 from tests.support.errors import refuses
-from tests.support.training import Work, after, documents, lasting, metrics, no_report
+from tests.support.training import Work, after, assert_resumes_bit_for_bit, documents, no_report
 
 CPU = configure_compute("cpu", "float32")
 
@@ -42,19 +43,20 @@ def mixed(work: Work, *overrides: str, **shares: float) -> ResolvedRecipe:
     return load(work.recipe, mixture(work, *overrides, **shares))
 
 
+def prepared(work: Work, *overrides: str, **shares: float) -> TextData:
+    return prepare_text(mixed(work, *overrides, **shares).recipe, None, World(), no_report)[1]
+
+
 def pretrained(work: Work, settings: list[Setting], name: str, source: str | None = None, **options: Any) -> list[Any]:
     return list(train(plan_pretraining(source, str(work.recipe), settings, no_report), work.session(name, **options)))
 
 
 def test_texts_have_their_shares(work: Work) -> None:
-    recipe = mixed(work).recipe
-    _, data = prepare_text(recipe, None, World(), no_report)
+    data = prepared(work)
     tokenizer = data.prompt_format.tokenizer
     examples = data.examples(data.objective)
     read = [tokenizer.decode(one.tokens.tolist()) for one in examples.read(np.arange(1000))]
-    capitals = sum(text.upper() == text for text in read)
-    assert capitals == 250
-    assert sum(text.lower() == text for text in read) == 750
+    assert [sum(case(text) == text for text in read) for case in (str.upper, str.lower)] == [250, 750]
     again = examples.read(np.array([999, 3]))
     assert [tokenizer.decode(one.tokens.tolist()) for one in again] == [read[999], read[3]]
     assert "75 % " in data.description_lines[0]
@@ -64,39 +66,23 @@ def test_texts_have_their_shares(work: Work) -> None:
 
 def test_every_text_is_read_as_often_as_it_takes(work: Work) -> None:
     """A text of few windows is read again, shuffled anew, while the other is not at its end."""
-    _, data = prepare_text(mixed(work, web=1, code=9).recipe, None, World(), no_report)
+    data = prepared(work, web=1, code=9)
     examples = data.examples(data.objective)
     read = [tuple(one.tokens.tolist()) for one in examples.read(np.arange(2 * examples.per_epoch))]
     assert len(set(read)) < len(read)
 
 
 def test_stopping_and_resuming_changes_no_bit(work: Work) -> None:
-    pretrained(work, mixture(work), "whole")
-    pretrained(work, mixture(work), "cut", stop=after(5))
-    work.resume(name="cut")
-    losses = [[record["loss"] for record in metrics(work.run(name))] for name in ("whole", "cut")]
-    assert losses[0] == losses[1]
+    assert_resumes_bit_for_bit(work, partial(pretrained, work, mixture(work)), 5)
 
 
 def test_tokens_do_not_depend_on_the_weights(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare_text(mixed(work).recipe, None, World(), no_report)
+    prepared(work)
     monkeypatch.setattr("lmtool.data.prepare.StoreWriter", None)
-    prepare_text(mixed(work, web=1, code=2).recipe, None, World(), no_report)
-
-
-def test_other_weights_are_another_run(work: Work) -> None:
-    pretrained(work, mixture(work), "run", stop=after(5))
-    with pytest.raises(Exception, match=r"data\.mixture"):
-        work.resume("data.mixture={web.txt: 1}")
+    prepared(work, web=1, code=2)
 
 
 def test_what_is_no_mixture(work: Work) -> None:
-    with pytest.raises(RecipeError, match="mixture: names the texts itself"):
-        mixed(work, "data.train=text.txt")
-    with pytest.raises(RecipeError, match="above 0"):
-        mixed(work, web=0)
-    with pytest.raises(RecipeError, match="ngram"):
-        mixed(work, "model={kind: ngram, order: 2}", "objective.kind=causal")
     with pytest.raises(DataError, match="tokens"):
         pretrained(work, mixture(work, "model.context=4000"), "long")
     with pytest.raises(UsageError, match="no text"):
@@ -136,31 +122,18 @@ def tokens(examples: StreamedMixture, start: int, stop: int) -> list[list[int]]:
     return [one.tokens.tolist() for batch in read for one in batch]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_blocks")
-def test_streamed_texts_have_their_shares(work: Work) -> None:
-    _, data = prepare_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
-    with streamed(data) as examples:
-        texts = [data.prompt_format.tokenizer.decode(one) for one in tokens(examples, 0, 1000)]
-        blocks = [mark.block for mark in examples.stream_positions_before(1000)]
-        numbers = examples.find_document_numbers(np.arange(992, 1000))
-    assert sum(text.upper() == text for text in texts) == 250
-    assert sum(text.lower() == text for text in texts) == 750
-    assert min(blocks) > 2
-    assert numbers == sorted(set(numbers))
-    assert "streamed, 3 files, " in data.description_lines[0]
-    assert "75 % " in data.description_lines[0]
-
-
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("sample", nightly_but([1, 8, 333, 1400], 0, 2))
 def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) -> None:
     """So reading from the marks of any sample goes on as if nothing had happened; a text may not have been read yet."""
-    _, data = prepare_text(mixed(work, "data.stream=true", web=1, code=9).recipe, None, World(), no_report)
+    data = prepared(work, "data.stream=true", web=1, code=9)
     with streamed(data) as examples:
         tokens(examples, 0, sample)
         marks = examples.stream_positions_before(sample)
         expected = tokens(examples, sample, sample + 80)
+        numbers = examples.find_document_numbers(np.arange(sample + 72, sample + 80))
+    assert numbers == sorted(set(numbers))
+    assert "10 % " in data.description_lines[0]
     with streamed(data, *marks) as examples:
         assert tokens(examples, sample, sample + 80) == expected
 
@@ -169,10 +142,7 @@ def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) 
 @pytest.mark.usefixtures("small_blocks")
 def test_stopping_and_resuming_a_streamed_mixture_changes_no_bit(work: Work) -> None:
     settings = mixture(work, "data.stream=true", "training.steps=40")
-    pretrained(work, settings, "whole")
-    pretrained(work, settings, "cut", stop=after(27))
-    work.resume(name="cut")
-    assert lasting(work.run("cut"), 40) == lasting(work.run("whole"), 40)
+    assert_resumes_bit_for_bit(work, partial(pretrained, work, settings), 27, steps=40)
 
 
 def joining(data: TextData, first: StreamedMixture, batch_size: int) -> StreamedMixture:
@@ -192,7 +162,7 @@ def test_processes_read_the_same_and_keep_few_blocks(work: Work, monkeypatch: py
     monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 150)
     monkeypatch.setattr("lmtool.data.blocks.time.sleep", limited(2000))
     n_ranks, n_steps = 8, 60
-    _, data = prepare_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    data = prepared(work, "data.stream=true")
     with streamed(data) as examples:
         alone = tokens(examples, 0, n_ranks * n_steps)
     with streamed(data) as first:
@@ -234,8 +204,8 @@ def test_texts_are_streamed_where_they_are_large_together(work: Work, monkeypatc
 
 @pytest.mark.usefixtures("small_blocks")
 def test_an_epoch_of_streams_is_estimated_from_their_heads(work: Work) -> None:
-    whole = prepare_text(mixed(work).recipe, None, World(), no_report)[1].per_epoch
-    _, data = prepare_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    whole = prepared(work).per_epoch
+    data = prepared(work, "data.stream=true")
     before = data.per_epoch
     with streamed(data):
         while_flowing = data.per_epoch
@@ -245,7 +215,7 @@ def test_an_epoch_of_streams_is_estimated_from_their_heads(work: Work) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_text_without_its_mark_is_refused(work: Work) -> None:
-    _, data = prepare_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    data = prepared(work, "data.stream=true")
     with streamed(data) as examples:
         marks = examples.stream_positions_before(8)
     with pytest.raises(CheckpointError, match="1 of 2 texts"), streamed(data, marks[0]):

@@ -14,7 +14,7 @@ from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tasks.predict import predict_table_lazily
 from tests.support.processes import TOGETHER, rank
-from tests.support.training import Work, after, ended, metrics, warnings_in, words
+from tests.support.training import Work, after, ended, metrics, read_metrics_json, warnings_in, words, write_table
 from tests.training.programs import FORKED, TORCHRUN, output, pretraining, saved, start, wait_until
 
 pytestmark = pytest.mark.system
@@ -74,93 +74,41 @@ def test_two_processes(work: Work) -> None:
     assert ended(work.resume(f"training.steps={left[-1][0] + 2}")).reason == "finished"
 
 
-HEADS = (
-    "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, n_segments: 2, "
-    "next_sentence_head: true, dropout: 0}",
-    "objective={kind: masked, next_sentence: false}",
-    *TOGETHER[1:],
-)
-
-
 STILL = ("model.dropout=0", "objective={kind: classification, dropout: 0}", "training.epochs=null")
-
-BLOCKS = ("data.stream=true", "model.dropout=0", "training.batch_size=64")
 
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Work:
     """A folder in which a group of two processes did some commands; N.stdout and N.stderr are what they wrote."""
     work = Work(tmp_path_factory.mktemp("group"))
-    rows = [f"the cat {words(1 + i % 7, i)} {i},{'ab'[i % 2]}" for i in range(61)]
-    (work.folder / "table.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
-    recipe = ("--recipe", str(work.recipe))
+    write_table(work.folder / "table.csv", (f"the cat {words(1 + i % 7, i)} {i},{'ab'[i % 2]}" for i in range(61)))
+    settings = [word for override in STILL for word in ("-s", override)]
     commands = [
-        pretraining(work, *HEADS),
-        ["resume", str(work.run())],
-        ["finetune", "table.csv", *recipe, "-o", str(work.run("tuned")), *(w for of in STILL for w in ("-s", of))],
+        ["finetune", "table.csv", "--recipe", str(work.recipe), "-o", str(work.run("tuned")), *settings],
+        ["resume", str(work.run("tuned"))],
         ["predict", str(work.run("tuned")), "table.csv", "-o", "out.csv"],
-        [
-            "pretrain",
-            str(work.text),
-            *recipe,
-            "-o",
-            str(work.run("streamed")),
-            *(w for of in BLOCKS for w in ("-s", of)),
-        ],
     ]
     process = start(work, ["-m", "tests.training.commands", json.dumps(commands)], ["sklearn.metrics", *IMPORTS])
     assert process.wait() == 0, [output(work), *((path, path.read_text()) for path in work.folder.glob("*.stderr"))]
     return work
 
 
-def test_heads_without_a_loss_and_runs_without_a_step(group: Work) -> None:
-    """Only gradients of trainable parameters are reduced; and a finished run is reported by one process."""
-    group.pretrain(*HEADS, name="whole")
-    for found, expected in zip(metrics(group.run()), metrics(group.run("whole")), strict=True):
-        assert found["tokens"] == expected["tokens"]
-        assert found["loss"] == pytest.approx(expected["loss"], abs=1e-5)
-    first, last = (
-        verify_checkpoint(group.run() / "checkpoints" / name).load_model() for name in ("step-000010", "step-000012")
-    )
-    assert {name.split(".")[0] for name in first if bool((first[name] == last[name]).all())} == {
-        "pooler",
-        "next_sentence",
-    }
-    for number in (0, 1):
-        assert (group.folder / f"{number}.stdout").read_text() == f"{group.run()}\n"
-    assert (group.folder / "1.stderr").read_text().count("has completed all 12 steps") == 1
-    assert ended(group.resume("training.steps=+2")).step == 14
-
-
-def test_one_process_tokenizes_for_both(group: Work) -> None:
-    """A small text is a block in each turn, of which the steps need several."""
-    group.pretrain(*BLOCKS, name="streamed by one")
-    losses, expected = ([r["loss"] for r in metrics(group.run(name))] for name in ("streamed", "streamed by one"))
-    assert losses == pytest.approx(expected, abs=1e-5)
-    states = (
-        verify_checkpoint(list_checkpoints(group.run(name) / "checkpoints")[-1][1]).load_state()
-        for name in ("streamed", "streamed by one")
-    )
-    [mark], [other] = (state["stream"] for state in states)
-    assert mark == other
-    assert mark["turn"] > 1
-
-
 def test_tables_are_learned_measured_and_answered_by_two(group: Work) -> None:
-    stdout = (group.folder / "2.stdout").read_text()
-    assert stdout.count("validation: 6 rows") == 1, "results are printed once"
+    """And told by one of them."""
+    stdout = (group.folder / "0.stdout").read_text()
+    assert stdout.count("validation: 6 rows") == 1
     assert stdout.splitlines()[-1] == str(group.run("tuned"))
+    assert (group.folder / "1.stdout").read_text().count(str(group.run("tuned"))) == 1
+    assert (group.folder / "1.stderr").read_text().count("has completed all 12 steps") == 1
     group.learn_table(group.recipe, group.folder / "table.csv", *STILL, name="tuned by one")
-    found, expected = (json.loads((group.run(name) / "metrics.json").read_text()) for name in ("tuned", "tuned by one"))
+    found, expected = (read_metrics_json(group.run(name)) for name in ("tuned", "tuned by one"))
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-4)
     assert found["confusion"] == expected["confusion"]
 
     with (group.folder / "out.csv").open(newline="", encoding="utf-8") as file:
         answers = [list(row.values())[2:] for row in csv.DictReader(file)]
-    alone = [
-        cells
-        for _, cells in predict_table_lazily(load_run(str(group.run("tuned"))), str(group.folder / "table.csv")).rows
-    ]
+    loaded = load_run(str(group.run("tuned")))
+    alone = [cells for _, cells in predict_table_lazily(loaded, str(group.folder / "table.csv")).rows]
     assert [row[0] for row in answers] == [cells[0] for cells in alone]
     for row, cells in zip(answers, alone, strict=True):
         assert [float(p) for p in row[1:]] == pytest.approx([float(str(p)) for p in cells[1:]], abs=1e-5)

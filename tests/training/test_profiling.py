@@ -1,4 +1,4 @@
-"""Traces of training steps by torch.profiler."""
+"""Traces of training steps by torch.profiler, and model FLOPs utilization where the peak of the device is known."""
 
 import gzip
 import json
@@ -6,12 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from lmtool.run.directory import PROFILE
-from lmtool.training.events import Info
+from lmtool.compute.device import ExecutionContext
+from lmtool.compute.processes import World
+from lmtool.report.training import render_runs_page
+from lmtool.run.directory import PROFILE, Run
+from lmtool.run.history import RunHistory
+from lmtool.training.events import FitStarted, Info
 from tests.support.cli import CommandLine
 from tests.support.processes import TOGETHER
-from tests.support.training import Work, after, lasting, warnings_in
+from tests.support.training import Work, after, lasting, metrics, of_kind, warnings_in
 from tests.training.programs import TORCHRUN, output, pretraining, start
 
 
@@ -31,26 +36,18 @@ def traced_steps(path: Path) -> set[str]:
     return {name for name in names if name.startswith("ProfilerStep#")}
 
 
-def test_steps_after_the_first_ones_are_traced_and_results_stay_the_same(work: Work) -> None:
-    work.pretrain(name="whole")
-    told = ProfiledWork(work.folder).pretrain()
-    trace = work.run() / PROFILE / "step-000000-rank-0.json.gz"
-    assert traced_steps(trace) == {"ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"}
-    assert [event for event in told if isinstance(event, Info) and str(trace) in event.text]
-    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
-    assert not (work.run("whole") / PROFILE).exists()
-
-
-def test_each_session_has_its_trace(work: Work) -> None:
+def test_steps_after_the_first_ones_of_each_session_are_traced_and_results_stay_the_same(work: Work) -> None:
     """Interrupted while it is traced, a session has the steps till then; the resumed run ends as an unbroken one."""
     work.pretrain(name="whole")
     profiled = ProfiledWork(work.folder)
-    profiled.pretrain(stop=after(5))
-    assert warnings_in(profiled.resume()) == []
-    traces = sorted((work.run() / PROFILE).iterdir())
-    assert [trace.name for trace in traces] == ["step-000000-rank-0.json.gz", "step-000005-rank-0.json.gz"]
-    assert all(map(traced_steps, traces))
+    told = [*profiled.pretrain(stop=after(4)), *profiled.resume()]
+    assert warnings_in(told) == []
+    traces = [work.run() / PROFILE / f"step-{step:06d}-rank-0.json.gz" for step in (0, 4)]
+    assert sorted((work.run() / PROFILE).iterdir()) == traces
+    assert traced_steps(traces[0]) < traced_steps(traces[1]) == {f"ProfilerStep#{n}" for n in (3, 4, 5)}
+    assert all(any(str(trace) in event.text for event in of_kind(told, Info)) for trace in traces)
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    assert not (work.run("whole") / PROFILE).exists()
 
 
 def test_a_session_of_too_few_steps_and_a_folder_that_cannot_be_made_are_warnings(work: Work) -> None:
@@ -83,3 +80,37 @@ def test_each_process_writes_its_own_trace(work: Work) -> None:
     traces = sorted((work.run() / PROFILE).iterdir())
     assert [trace.name for trace in traces] == [f"step-000000-rank-{rank}.json.gz" for rank in range(2)]
     assert all(map(traced_steps, traces))
+
+
+def test_utilization_is_the_share_of_the_speed_at_the_peak(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose peak is 1e9 FLOP/s stands in for this device, a CPU, of which nothing is said."""
+    assert [event.peak_speed for event in of_kind(work.pretrain(name="unknown"), FitStarted)] == [None]
+    assert all("mfu" not in record for record in metrics(work.run("unknown")))
+    assert "Utilization over steps" not in render_runs_page([RunHistory.from_run(Run.open(work.run("unknown")))])
+    monkeypatch.setattr(ExecutionContext, "peak_flops", 1e9)
+    (plan,) = of_kind(work.pretrain(), FitStarted)
+    assert plan.peak_speed is not None
+    assert 1e9 / plan.peak_speed > 6 * 16 * 16 * 12  # of the matrices of a layer
+    for record in metrics(work.run()):
+        assert record["mfu"] == pytest.approx(record["tokens_per_second"] / plan.peak_speed, abs=1e-3)
+    assert "Utilization over steps" in render_runs_page([RunHistory.from_run(Run.open(work.run()))])
+
+
+def test_it_is_not_known_where_weights_are_frozen_or_rows_are_of_a_table(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work.pretrain()
+    monkeypatch.setattr(ExecutionContext, "peak_flops", 1e9)
+    for told in (
+        work.pretrain("tuning.lora={rank: 2}", source=work.run(), name="lora"),
+        work.finetune(source=work.run()),
+    ):
+        assert [event.peak_speed for event in of_kind(told, FitStarted)] == [None]
+
+
+def test_the_peak_follows_from_the_name_of_the_gpu_and_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    gpu = torch.device("cuda", 0)
+    assert ExecutionContext(gpu, "bfloat16", World(size=2)).peak_flops == 2 * 989e12
+    assert ExecutionContext(gpu, "float32").peak_flops is None
+    assert ExecutionContext(torch.device("cpu"), "bfloat16").peak_flops is None

@@ -23,7 +23,17 @@ from lmtool.training import finetuning, train
 from lmtool.training.events import AlreadyFinished, Info
 from tests.support.cases import nightly_but
 from tests.support.cli import CommandLine
-from tests.support.training import Work, after, ended, lasting, metrics
+from tests.support.training import (
+    Work,
+    after,
+    checkpoint_steps,
+    ended,
+    lasting,
+    metrics,
+    of_kind,
+    read_metrics_json,
+    write_table,
+)
 
 ANEW = {
     "description": "again",
@@ -110,8 +120,8 @@ class Bases:
         work = self.work
         rows = [f"the cat {'ran home' if i % 2 else 'sat'} {i % 5},{'ab'[i % 2]}" for i in range(40)]
         for name in ("train.csv", "valid.csv", "test.csv"):
-            (work.folder / name).write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
-            (work.folder / f"pairs-{name}").write_text("\n".join(["source,target", *rows]) + "\n", encoding="utf-8")
+            write_table(work.folder / name, rows)
+            write_table(work.folder / f"pairs-{name}", rows, "source,target")
         held_out = (f"data.valid={work.folder}/valid.csv", f"data.test={work.folder}/test.csv")
         pairs = f"{work.folder}/pairs-train.csv"
         tests = (f"data.task_tests=[a:{work.folder}/pairs-test.csv]",)
@@ -212,7 +222,7 @@ def test_so_it_is_where_the_run_is_finished(key: str, bases: Bases) -> None:
     goes_on = key in ("training.steps", "evaluation.baseline") or (CHANGE_RULES[key].resets and not without_effect)
     assert isinstance(told[-1], AlreadyFinished) != bool(goes_on)
     if not goes_on:
-        assert [event.text.split()[0] for event in told[:-1] if isinstance(event, Info)] == [
+        assert [event.text.split()[0] for event in of_kind(told[:-1], Info)] == [
             one for one in differences if one == key
         ]
     assert Run.open(work.run()).state == "finished"
@@ -223,8 +233,7 @@ def test_so_it_is_where_the_run_is_finished(key: str, bases: Bases) -> None:
 
 def test_what_is_fitted_once_does_not_go_on(work: Work) -> None:
     rows = [f"the cat {'ran home' if i % 2 else 'sat'} {i % 5},{'ab'[i % 2]}" for i in range(40)]
-    (work.folder / "table.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
-    work.learn_table("linear", work.folder / "table.csv")
+    work.learn_table("linear", write_table(work.folder / "table.csv", rows))
     assert work.resume() == [AlreadyFinished(work.run(), 1, early=False, can_go_on=False)]
 
 
@@ -261,7 +270,7 @@ def test_another_metric_has_another_best(name: str, bases: Bases) -> None:
     assert best.best_value == max(counted.values())
     assert (ended(told).metric, ended(told).best_step) == ("accuracy", best.best_step)
     assert Run.open(work.run()).find_best_checkpoint()[0].step == best.best_step
-    assert json.loads((work.run() / "metrics.json").read_text())["step"] == best.best_step
+    assert read_metrics_json(work.run())["step"] == best.best_step
 
 
 @pytest.mark.parametrize("override", ["evaluation.metric=accuracy", "evaluation.tokens=100"])
@@ -305,7 +314,7 @@ def test_another_beam_width_scores_the_best_checkpoint_anew(bases: Bases) -> Non
 
 def test_what_is_kept_of_a_finished_run_follows_its_new_recipe(bases: Bases) -> None:
     work = bases.of("checkpoint.keep_last", "finished")
-    steps = [step for step, _ in list_checkpoints(work.run() / "checkpoints")]
+    steps = checkpoint_steps(work.run())
     work.resume("checkpoint.keep_last=1", "checkpoint.keep_optimizer=false")
     left = list_checkpoints(work.run() / "checkpoints")
     assert {step for step, _ in left} == {steps[-1], noted(work).best_step} < set(steps)
@@ -322,8 +331,7 @@ def test_steps_are_no_fewer_than_those_that_are_done(bases: Bases) -> None:
 
 def test_steps_that_are_edited_in_the_recipe_take_the_place_of_epochs(work: Work) -> None:
     rows = [f"the cat {i % 5},{'ab'[i % 2]}" for i in range(40)]
-    table = work.folder / "table.csv"
-    table.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    table = write_table(work.folder / "table.csv", rows)
     classes = ("training.epochs=2", "objective={kind: classification, dropout: 0}")
     work.learn_table(work.recipe, table, *classes, stop=after(3))
     file = work.run() / "recipe.yaml"

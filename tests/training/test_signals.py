@@ -1,4 +1,4 @@
-"""Signals to a training program, and a disk that is full."""
+"""Signals to a training program."""
 
 import signal
 import time
@@ -7,7 +7,7 @@ import pytest
 
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
-from tests.support.training import Work, after, ended, lasting, metrics
+from tests.support.training import Work, after, ended, lasting, metrics, write_table
 from tests.training.programs import LMTOOL, output, pretraining, saved, start, wait_until
 
 pytestmark = pytest.mark.system
@@ -69,36 +69,11 @@ def test_a_second_signal_leaves_at_once(work: Work) -> None:
     assert lasting(work.run(), 8) == lasting(work.run("whole"), 8)
 
 
-FULL = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), -1))
-from lmtool.cli import main
-main()
-"""
-
-
-def test_a_disk_that_takes_no_checkpoint(work: Work) -> None:
-    """A limit on the size of files simulates a full disk: the same system calls fail."""
-    work.pretrain("training.steps=1", name="first")
-    process = start(work, ["-c", FULL, "20000", *pretraining(work, "model.d_model=64")])
-    assert process.wait() == 5
-    _, stderr = output(work)
-    assert stderr.count("training continues; no checkpoint is saved yet") == 6
-    assert "intact" not in stderr
-    *_, what, where, fix = stderr.splitlines()
-    assert "cannot save the checkpoint of step 12" in what
-    assert str(work.run()) in where
-    assert fix
-    assert "Traceback" not in stderr
-    assert [record["step"] for record in metrics(work.run())] == list(range(1, 13))
-    assert list((work.run() / "checkpoints").iterdir()) == []
-
-
 def test_a_signal_ends_all_seeds(work: Work) -> None:
     """The current run is saved; no other is started after it."""
     work.pretrain("training.steps=1", name="base")
-    rows = "".join(f"the cat {'ran' if i % 2 else 'sat'} {i},{'ab'[i % 2]}\n" for i in range(60))
-    (work.folder / "table.csv").write_text("text,label\n" + rows)
+    rows = (f"the cat {'ran' if i % 2 else 'sat'} {i},{'ab'[i % 2]}" for i in range(60))
+    write_table(work.folder / "table.csv", rows)
     settings = ("-s", "checkpoint.every=5", "-s", "training.device=cpu", "-s", "training.precision=float32")
     seeds = ("--seeds", "3", "--epochs", "100000", "-o", str(work.run()))
     process = start(work, [*LMTOOL, "finetune", "table.csv", "--from", str(work.run("base")), *seeds, *settings])

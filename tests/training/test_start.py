@@ -5,8 +5,9 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +20,39 @@ from lmtool import durable
 from lmtool.batch import Batch
 from lmtool.cli import app
 from lmtool.compute.device import CPU
-from lmtool.compute.processes import World
-from lmtool.data import survey
-from lmtool.data.files import hash_files
+from lmtool.compute.processes import PeerEnded, World
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
 from lmtool.inference import load
-from lmtool.inference.evaluation import ValidationResult
 from lmtool.inference.load import build_model, load_run
-from lmtool.recipe.load import Setting, parse_settings
+from lmtool.recipe.spec.training import Checkpointing
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tokenization.tokenizer import Tokenizer
-from lmtool.training import plan, train
-from lmtool.training.data import TextData
-from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Saved, Started, Stepped
-from lmtool.training.job import SessionOptions
-from lmtool.training.plan import plan_pretraining
+from lmtool.training import plan
+from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
+from lmtool.training.events import AlreadyFinished, Sampled, Saved, Stepped
 from lmtool.training.resuming import resume
+from tests.support import tiny
 from tests.support.cases import nightly_but
-from tests.support.training import Work, after, documents, ended, lasting, metrics, no_report, warnings_in, words
+from tests.support.damage import flip_bit
+from tests.support.training import (
+    Work,
+    after,
+    assert_resumes_bit_for_bit,
+    checkpoint_steps,
+    documents,
+    ended,
+    lasting,
+    metrics,
+    of_kind,
+    step_numbers,
+    warnings_in,
+    words,
+)
+from tests.training.conftest import Script
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}"
 PROMPTS = "evaluation.prompts=[the, a cat]"
-
-
-def kept(run: Path) -> list[int]:
-    return [step for step, _ in list_checkpoints(run / "checkpoints")]
 
 
 # Events and saved files
@@ -55,16 +63,7 @@ def test_metrics_have_the_names_that_other_programs_read(work: Work) -> None:
     records = metrics(work.run())
     assert [record["step"] for record in records] == list(range(1, 13))
     for record in records:
-        assert list(record) == [
-            "step",
-            "loss",
-            "valid_loss",
-            "lr",
-            "grad_norm",
-            "tokens",
-            "tokens_per_second",
-            "seconds",
-        ]
+        assert " ".join(record) == "step loss valid_loss lr grad_norm tokens tokens_per_second seconds"
         assert (record["valid_loss"] is None) == (record["step"] % 4 != 0)
     tokens = [record["tokens"] for record in records]
     # targets of whole rows, without those that are not predicted
@@ -73,47 +72,13 @@ def test_metrics_have_the_names_that_other_programs_read(work: Work) -> None:
     assert records[-1]["seconds"] == max(record["seconds"] for record in records)
 
 
-def test_the_events_of_a_run(work: Work) -> None:
-    events = work.pretrain(PROMPTS, "evaluation.sample_tokens=5")
-    assert isinstance(events[0], Started)
-    plan = events[1]
-    assert isinstance(plan, FitStarted)
-    assert (plan.steps, plan.first_step, plan.batch_units) == (12, 0, 128)
-    assert [event.step.step for event in events if isinstance(event, Stepped)] == list(range(1, 13))
-    samples = [event for event in events if isinstance(event, Sampled)]
-    assert [(event.step, event.prompt) for event in samples] == [
-        (step, prompt) for step in (4, 8, 12) for prompt in ("the", "a cat")
-    ]
-    logged = [json.loads(line) for line in (work.run() / "samples.jsonl").read_text().splitlines()]
-    assert [(record["step"], record["prompt"], record["text"]) for record in logged] == [
-        (event.step, event.prompt, event.text) for event in samples
-    ]
-    assert ended(events).reason == "finished"
-    assert Run.open(work.run()).state == "finished"
-
-
-Script = Callable[..., None]
-
-
-@pytest.fixture
-def validations(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Sets the results of a run's validations."""
-
-    def script(*losses: float) -> None:
-        said = iter(losses)
-        monkeypatch.setattr(TextData, "validate", lambda *_: ValidationResult(next(said)))
-
-    return script
-
-
 def test_the_last_and_the_best_checkpoints_stay(work: Work, validations: Script) -> None:
     validations(2.0, 3.0, 2.5)
     events = work.pretrain()
     assert (ended(events).best_step, ended(events).best_value) == (4, 2.0)
-    assert kept(work.run()) == [4, 10, 12]
+    assert checkpoint_steps(work.run()) == [4, 10, 12]
     assert load_run(str(work.run())).step == 4
-    saved = [int(event.path.name[-6:]) for event in events if isinstance(event, Saved)]
-    assert saved == [2, 4, 6, 8, 10, 12]
+    assert [event.path.name for event in of_kind(events, Saved)] == [f"step-{n:06d}" for n in range(2, 13, 2)]
 
 
 @pytest.mark.parametrize(("keep_last", "steps"), [(9, [3, 6, 9, 12]), (1, [9, 12])])
@@ -122,7 +87,7 @@ def test_what_is_validated_is_saved_between_the_steps_that_are_saved_anyway(
 ) -> None:
     validations(2.0, 3.0, 1.0, 1.5)
     work.pretrain("evaluation.every=3", "checkpoint.every=100", f"checkpoint.keep_last={keep_last}")
-    assert kept(work.run()) == steps
+    assert checkpoint_steps(work.run()) == steps
     assert load_run(str(work.run())).step == 9
 
 
@@ -131,21 +96,12 @@ def test_training_stops_when_patience_runs_out(work: Work, validations: Script) 
     patient = ("training.steps=100", "evaluation.every=2", "evaluation.patience=3")
     last = ended(work.pretrain(*patient))
     assert (last.reason, last.step, last.best_step) == ("early", 10, 4)
-    assert kept(work.run()) == [4, 8, 10]
+    assert checkpoint_steps(work.run()) == [4, 8, 10]
     assert Run.open(work.run()).state == "finished"
     assert work.resume() == [AlreadyFinished(work.run(), 10, early=True)]
     validations(2.3)
     last = ended(work.resume("evaluation.patience=4"))
     assert (last.reason, last.step, last.best_step) == ("early", 12, 4)
-
-
-def test_patience_counts_on_when_resumed(work: Work, validations: Script) -> None:
-    patient = ("training.steps=100", "evaluation.every=2", "evaluation.patience=3")
-    validations(2.0, 3.0, 3.0, 9.0)  # the last where it is interrupted, which does not count
-    assert ended(work.pretrain(*patient, stop=after(7))).step == 7
-    validations(3.0)
-    last = ended(work.resume())
-    assert (last.reason, last.step, last.best_step, last.best_value) == ("early", 8, 2, 2.0)
 
 
 def test_numerical_errors_leave_the_last_checkpoint(work: Work) -> None:
@@ -158,7 +114,7 @@ def test_numerical_errors_leave_the_last_checkpoint(work: Work) -> None:
     with pytest.raises(NumericalError, match=r"step \d+ is (nan|inf)") as caught:
         work.pretrain(*ruin)
     (step,) = map(int, re.findall(r"step (\d+)", caught.value.what))
-    assert kept(work.run())[-1] == step - 1
+    assert checkpoint_steps(work.run())[-1] == step - 1
     for _, path in list_checkpoints(work.run() / "checkpoints"):
         weights = verify_checkpoint(path).load_model()
         assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
@@ -191,11 +147,9 @@ def test_out_of_memory_is_told_from_the_first_step_on(work: Work, monkeypatch: p
     assert [text for text in warnings_in(events) if "memory" in text] == [
         "out of memory: 2 rows at once from now on; the batch stays the same"
     ]
-    rows = [event.step.micro_batch for event in events if isinstance(event, Stepped)]
-    assert rows == [8] * (first - 1) + [2] * (7 - first)
+    assert [event.step.micro_batch for event in of_kind(events, Stepped)] == [8] * (first - 1) + [2] * (7 - first)
     monkeypatch.setattr(load, "build_model", build_model)
-    resumed = work.resume()
-    assert {event.step.micro_batch for event in resumed if isinstance(event, Stepped)} == {2}
+    assert {event.step.micro_batch for event in of_kind(work.resume(), Stepped)} == {2}
 
 
 # Resumed runs are the same, bitwise
@@ -217,16 +171,8 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", nightly_but(VARIANTS.values(), 0, 2), ids=list(VARIANTS))
 def test_stopping_and_resuming_changes_no_bit(work: Work, variant: tuple[str, ...]) -> None:
     """Twice, once at a step without a checkpoint."""
-    work.pretrain(*variant, name="whole")
-    first = work.pretrain(*variant, stop=after(3))
-    assert ended(first).reason == "interrupted"
-    assert Run.open(work.run()).state == "stopped"
-    assert kept(work.run())[-1] == 3
-    assert ended(work.resume(stop=after(4))).step == 7
-    last = ended(work.resume())
-    assert last.reason == "finished"
-    assert warnings_in(work.resume()) == []
-    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    assert_resumes_bit_for_bit(work, partial(work.pretrain, *variant), 3, 4)
+    assert [session.step for session in Run.open(work.run()).info.sessions] == [0, 3, 7]
 
 
 def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +192,7 @@ def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.Mon
     model.eval()
     with torch.no_grad():
         assert torch.equal(model.logits(model(batch).hidden_BTD), loaded.model.logits(loaded.model(batch).hidden_BTD))
-    for event in (event for event in events if isinstance(event, Sampled) and event.step == 12):
+    for event in of_kind(events, Sampled)[-2:]:
         options = ["--max-new-tokens", "12", "--seed", "1", "--json"]
         named = str(work.run() / "checkpoints" / "step-000012")
         done = CliRunner().invoke(app, ["generate", event.prompt, "--run", named, *options])
@@ -256,73 +202,21 @@ def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.Mon
 # Resuming
 
 
-def test_more_steps(work: Work) -> None:
-    work.pretrain()
-    events = work.resume("training.steps=+3")
-    started = events[0]
-    assert isinstance(started, Started)
-    assert started.changes == ("training.steps 12 -> 15",)
-    assert ended(events).step == 15
-    assert [record["step"] for record in metrics(work.run())] == list(range(1, 16))
-    assert "steps: 15" in (work.run() / "recipe.yaml").read_text()
-    assert ended(work.resume("training.steps=+2")).step == 17
-
-
-def test_a_finished_run_says_so(work: Work) -> None:
-    work.pretrain()
-    before = lasting(work.run(), 12)
-    assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
-    done = CliRunner().invoke(app, ["resume", str(work.run())])
-    assert done.exit_code == 0
-    assert "has completed all 12 steps" in done.stderr
-    assert "training.steps=+" in done.stderr
-    assert lasting(work.run(), 12) == before
-
-
-REFUSED = {
-    "optimizer.lr=0.5": "optimizer.lr 0.003 -> 0.5",
-    "seed=2": "seed 1 -> 2",
-    "model.dropout=0": "model.dropout 0.1 -> 0.0",
-    "training.batch_size=4": "training.batch_size 8 -> 4",
-    "data.valid_fraction=0.2": "data.valid_fraction 0.1 -> 0.2",
-    "data.split=slice": "data.split document -> slice",
-    "schedule.kind=cosine": "schedule.kind linear -> cosine",
-    "objective.label_smoothing=0.1": "objective.label_smoothing 0.0 -> 0.1",
-    "tokenizer={kind: bpe, vocab_size: 300}": "tokenizer.kind char -> bpe",
-}
-
-
-def test_other_recipes_are_refused_with_the_differences(work: Work) -> None:
-    work.pretrain(stop=after(4))
-    before = (work.run() / "recipe.yaml").read_text()
-    for override, difference in REFUSED.items():
-        with pytest.raises(UsageError) as caught:
-            work.resume(override)
-        assert difference in caught.value.what
-        assert caught.value.exit_code == 2
-    with pytest.raises(UsageError) as caught:
-        work.resume("seed=2", "optimizer.lr=0.5", "training.steps=+1")
-    assert caught.value.what.endswith(": seed 1 -> 2; optimizer.lr 0.003 -> 0.5")
-    assert len(caught.value.lines()) == 3
-    assert (work.run() / "recipe.yaml").read_text() == before
-    assert Run.open(work.run()).state == "stopped"
-
-
-def test_a_recipe_that_was_edited_in_the_run_is_refused(work: Work) -> None:
+def test_another_recipe_is_refused_with_all_differences(work: Work) -> None:
+    """Also where it was edited in the run."""
     work.pretrain(stop=after(4))
     recipe = work.run() / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("dropout: 0.1", "dropout: 0.2"))
-    with pytest.raises(UsageError, match=r"model.dropout 0.1 -> 0.2"):
-        work.resume()
-
-
-def test_how_a_run_goes_on_may_change(work: Work) -> None:
-    work.pretrain("evaluation.prompts=the", stop=after(4))
-    overrides = ("evaluation.every=1", "checkpoint.every=1", "evaluation.prompts=[]", "description=again")
-    events = work.resume(*overrides)
-    assert len(events[0].changes) == 4
-    assert ended(events).step == 12
-    assert all(record["valid_loss"] is not None for record in metrics(work.run())[4:])
+    before = recipe.read_text()
+    for overrides in ((), ("seed=2", "optimizer.lr=0.5", "training.steps=+1")):
+        with pytest.raises(UsageError) as caught:
+            work.resume(*overrides)
+        for difference in ("model.dropout 0.1 -> 0.2", *("seed 1 -> 2", "optimizer.lr 0.003 -> 0.5")[: len(overrides)]):
+            assert difference in caught.value.what
+        assert "training.steps" not in caught.value.what
+        assert len(caught.value.lines()) == 3
+    assert recipe.read_text() == before
+    assert Run.open(work.run()).state == "stopped"
 
 
 def test_another_text_is_refused(work: Work) -> None:
@@ -358,38 +252,25 @@ def test_another_tokenizer_is_refused(work: Work) -> None:
         work.resume()
 
 
-def test_a_changed_setup_is_told(work: Work) -> None:
-    work.pretrain(stop=after(4))
-    events = work.resume("training.precision=bfloat16", "training.micro_batch=3")
-    (warning,) = warnings_in(events)
-    assert "precision float32 -> bfloat16" in warning
-    assert "micro_batch auto -> 3" in warning
-    assert {event.step.micro_batch for event in events if isinstance(event, Stepped)} == {3}
-
-
-def test_other_threads_are_told(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_setup_is_told(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.pretrain(stop=after(4))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
-    (warning,) = warnings_in(work.resume())
-    assert "threads" in warning
-    assert "-> 64" in warning
-
-
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    events = work.resume("training.precision=bfloat16", "training.micro_batch=3")
+    (warning,) = warnings_in(events)
+    for change in ("precision float32 -> bfloat16", "micro_batch auto -> 3", "threads", "-> 64"):
+        assert change in warning
+    assert {event.step.micro_batch for event in of_kind(events, Stepped)} == {3}
 
 
 @pytest.mark.parametrize("how", nightly_but(["bit", "cut", "missing"], "bit"))
 def test_a_damaged_checkpoint_is_passed_over(work: Work, how: str) -> None:
     work.pretrain(name="whole")
     work.pretrain(stop=after(5))
-    assert kept(work.run()) == [4, 5]
+    assert checkpoint_steps(work.run()) == [4, 5]
     weights = work.run() / "checkpoints" / "step-000005" / "model.safetensors"
     match how:
         case "bit":
-            damage(weights)
+            flip_bit(weights)
         case "cut":
             weights.write_bytes(weights.read_bytes()[:-1])
         case "missing":
@@ -402,20 +283,12 @@ def test_a_damaged_checkpoint_is_passed_over(work: Work, how: str) -> None:
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
-def test_all_checkpoints_damaged(work: Work) -> None:
-    work.pretrain()
-    for _, path in list_checkpoints(work.run() / "checkpoints"):
-        damage(path / "optimizer.safetensors")
-    with pytest.raises(CheckpointError, match="no checkpoint of this run is complete"):
-        work.resume()
-
-
 def test_a_checkpoint_that_is_named_is_gone_on_from(work: Work) -> None:
     work.pretrain("checkpoint.keep_last=9")
     whole = lasting(work.run(), 12)
     named = work.run() / "checkpoints" / "step-000006"
     events = list(resume(str(named), (), work.session()))
-    assert [event.step.step for event in events if isinstance(event, Stepped)] == list(range(7, 13))
+    assert step_numbers(events) == list(range(7, 13))
     assert lasting(work.run(), 12) == whole
 
 
@@ -428,71 +301,44 @@ def test_a_second_process_is_refused(work: Work) -> None:
     assert ended(work.resume()).step == 12
 
 
-def test_a_run_that_was_killed_after_its_last_checkpoint_becomes_finished(work: Work) -> None:
-    work.pretrain()
-    info = work.run() / "run.json"
-    content = json.loads(info.read_text())
-    content["sessions"][-1] |= {"ended": None, "outcome": None}
-    del content["checksum"]
-    info.write_text(json.dumps(content))
-    assert Run.open(work.run()).state == "stopped"
-    assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
-    assert Run.open(work.run()).state == "finished"
-
-
 # Errors of the system
-
-
-@pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int]], None]:
-    """The disk is full while a checkpoint of the given steps is written."""
-
-    def fill(steps: set[int]) -> None:
-        genuine = durable.write_new_file
-
-        def write_new(path: Path, chunks: Any) -> None:
-            if any(path.parent.name == f".tmp-step-{step:06d}" for step in steps) and path.name.startswith("opt"):
-                path.write_bytes(b"half of it")
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            genuine(path, chunks)
-
-        monkeypatch.setattr(durable, "write_new_file", write_new)
-
-    return fill
 
 
 BACKGROUND = "checkpoint.background=true"
 
 
+@pytest.mark.parametrize("full", nightly_but([{4, 6, 8}, {12}], 0, 1))
 @pytest.mark.parametrize("how", nightly_but([(), (BACKGROUND,)], 1), ids=["at once", "in the background"])
-def test_a_full_disk_is_survived(work: Work, full_disk: Callable[[set[int]], None], how: tuple[str, ...]) -> None:
-    work.pretrain(*how, name="whole")
-    full_disk({4, 6, 8})
-    events = work.pretrain(*how)
-    told = warnings_in(events)
-    assert len(told) == 3
-    assert all("No space left on device" in text and "training continues" in text for text in told)
-    assert "step 4" in told[0]
-    assert ended(events).reason == "finished"
-    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
-    assert not list((work.run() / "checkpoints").glob(".tmp*"))
-
-
-@pytest.mark.parametrize("how", [(), (BACKGROUND,)], ids=["at once", "in the background"])
-def test_a_full_disk_at_the_end_is_an_error(
-    work: Work, full_disk: Callable[[set[int]], None], monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
+def test_a_disk_that_is_full_for_a_while_is_survived_and_at_the_end_it_is_an_error(
+    work: Work, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...], full: set[int]
 ) -> None:
+    """Full while the checkpoints of these steps are written."""
     work.pretrain(*how, name="whole")
-    full_disk({12})
-    with pytest.raises(ResourceError, match="cannot save the checkpoint of step 12: No space left") as caught:
-        work.pretrain(*how)
-    assert caught.value.exit_code == 5
-    assert "disk space" in caught.value.fix
-    assert kept(work.run()) == [8, 10]
-    assert Run.open(work.run()).state == "stopped"
-    monkeypatch.undo()
+    genuine = durable.write_new_file
+
+    def write_new(path: Path, chunks: Any) -> None:
+        if path.parent.name in {f".tmp-step-{step:06d}" for step in full} and path.name.startswith("opt"):
+            path.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        genuine(path, chunks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write_new_file", write_new)
+        if 12 in full:
+            with pytest.raises(ResourceError, match="cannot save the checkpoint of step 12: No space left") as caught:
+                work.pretrain(*how)
+            assert caught.value.exit_code == 5
+            assert "disk space" in caught.value.fix
+            assert checkpoint_steps(work.run()) == [8, 10]
+            assert Run.open(work.run()).state == "stopped"
+        else:
+            told = warnings_in(work.pretrain(*how))
+            assert len(told) == 3
+            assert all("No space left on device" in text and "training continues" in text for text in told)
+            assert "step 4" in told[0]
     work.resume()
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    assert not list((work.run() / "checkpoints").glob(".tmp*"))
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -547,17 +393,6 @@ def test_a_log_that_cannot_be_written_is_survived(work: Work, monkeypatch: pytes
     assert [record["step"] for record in metrics(work.run())] == [1, 2, *range(6, 13)]
 
 
-def test_a_device_that_is_not_there(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    done = CliRunner().invoke(
-        app, ["pretrain", str(work.text), "--recipe", str(work.recipe), "-s", "training.device=cuda"]
-    )
-    assert isinstance(done.exception, ResourceError)
-    assert done.exception.exit_code == 5
-    assert len(done.exception.lines()) == 3
-    assert not list((work.folder / "runs").glob("*")), "nothing is made before the device is found"
-
-
 def test_a_batch_that_processes_cannot_share(work: Work) -> None:
     from lmtool.recipe.load import load
 
@@ -575,28 +410,27 @@ def test_a_batch_that_processes_cannot_share(work: Work) -> None:
 def test_a_compiled_model_trains_like_one_that_is_not(work: Work) -> None:
     plain = work.pretrain("model.dropout=0", name="plain")
     compiled = work.pretrain("model.dropout=0", "training.compile=true", name="compiled")
-    losses = [[event.step.loss for event in events if isinstance(event, Stepped)] for events in (plain, compiled)]
+    losses = [[event.step.loss for event in of_kind(events, Stepped)] for events in (plain, compiled)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     (warning,) = warnings_in(work.resume("training.compile=false", "training.steps=+1", name="compiled"))
     assert "compile True -> False" in warning
     assert load_run(str(work.run("compiled"))).step > 0
 
 
-@pytest.mark.parametrize("layout", ["documents", "one text"])
-def test_a_text_is_hashed_once(work: Work, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
-    """Also where the recipe depends on the text, and where it is one text after all."""
-    hashed = []
+class EndedPeer:
+    """Another process, which has ended."""
 
-    def hashes(files: Any) -> str:
-        hashed.append(files)
-        return hash_files(files)
+    rank, size = 1, 2
 
-    monkeypatch.setattr(survey, "hash_files", hashes)
-    work.text.write_text(documents(200) if layout == "documents" else words(3000))
-    settings = parse_settings(["training.steps=2", "evaluation.baseline=false", "training.device=cpu"])
-    flags = [*settings, Setting("data.train", [str(work.text)], "TEXT")]
-    invocation = SessionOptions(["test"], no_report, lambda: False, work.run("hashed"))
-    assert any(
-        isinstance(event, Stepped) for event in train.train(plan_pretraining(None, None, flags, no_report), invocation)
-    )
-    assert len(hashed) == 1
+    def gather_texts(self, text: str) -> list[str]:
+        raise PeerEnded("another process has ended")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_the_end_of_another_process_is_no_warning(background: bool) -> None:
+    """Training cannot go on without it, as it does without a checkpoint."""
+    with ThreadPoolExecutor(1) as thread:
+        manager = CheckpointManager(None, Checkpointing(background=background), thread, peers=EndedPeer())
+        told = (event for step in (1, 2) for event in manager.save_checkpoint(step, tiny.model(), {}, TrainingState()))
+        with pytest.raises(ResourceError):
+            list(told)

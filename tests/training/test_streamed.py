@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,18 @@ from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BackgroundBloc
 from lmtool.data.corpus import DocumentChunk
 from lmtool.data.streaming import BlockPosition
 from lmtool.durable import cache_folder, make_parent_and_scratch_folder
-from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
-from lmtool.inference.reference import resolve_recipe_for_text, resolve_reference
+from lmtool.errors import CheckpointError, DataError, ResourceError
+from lmtool.inference.reference import resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.recipe.finetuning import resolve_continued_training
-from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
+from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.training import train
 from lmtool.training.data import TextData, prepare_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedWindows
 from tests.support.errors import refuses
-from tests.support.training import Work, after, lasting, no_report, words
+from tests.support.training import Work, after, assert_resumes_bit_for_bit, lasting, no_report, words
 
 CPU = configure_compute("cpu", "float32")
 
@@ -65,11 +66,13 @@ def settings(work: Work, *overrides: str) -> list[Setting]:
     return parse_settings([f"data.train={work.folder}/corpus", "data.stream=true", *overrides])
 
 
-def streamed(work: Work, *overrides: str) -> ResolvedRecipe:
-    return load(work.recipe, settings(work, *overrides))
+@pytest.fixture
+def data(work: Work, folder: Path) -> TextData:
+    """The data of a run that streams them."""
+    return prepare_text(load(work.recipe, settings(work)).recipe, None, World(), no_report)[1]
 
 
-def pretrained(work: Work, name: str, *overrides: str, **options: Any) -> list[Any]:
+def pretrained(work: Work, *overrides: str, name: str = "run", **options: Any) -> list[Any]:
     plan = plan_pretraining(None, str(work.recipe), settings(work, *overrides), no_report)
     return list(train.train(plan, work.session(name, **options)))
 
@@ -81,13 +84,9 @@ def examples_of(data: TextData) -> StreamedWindows:
 
 
 def test_stopping_and_resuming_changes_no_bit(work: Work, folder: Path) -> None:
-    steps = 40
-    pretrained(work, "whole", f"training.steps={steps}")
-    pretrained(work, "cut", f"training.steps={steps}", stop=after(27))
-    state = json.loads((work.run("cut") / "checkpoints/step-000027/state.json").read_text())
+    assert_resumes_bit_for_bit(work, partial(pretrained, work, "training.steps=40"), 27, steps=40)
+    state = json.loads((work.run() / "checkpoints/step-000040/state.json").read_text())
     assert state["stream"][0]["block"] > 1
-    work.resume(name="cut")
-    assert lasting(work.run("cut"), steps) == lasting(work.run("whole"), steps)
 
 
 def test_a_compiled_model_is_compared_where_the_stream_is(
@@ -95,13 +94,12 @@ def test_a_compiled_model_is_compared_where_the_stream_is(
 ) -> None:
     """Which does not go back to its first block."""
     monkeypatch.setattr(LanguageModel, "compile", lambda self: None)
-    pretrained(work, "cut", "training.steps=40", "training.compile=true", stop=after(27))
-    work.resume(name="cut")
-    assert lasting(work.run("cut"), 40)
+    pretrained(work, "training.steps=40", "training.compile=true", stop=after(27))
+    work.resume()
+    assert lasting(work.run(), 40)
 
 
-def test_every_document_is_read_once_a_turn_and_none_that_is_held_out(work: Work, folder: Path) -> None:
-    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
+def test_every_document_is_read_once_a_turn_and_none_that_is_held_out(data: TextData) -> None:
     tokenizer = data.prompt_format.tokenizer
     with data.open_streams_for_training(CPU):
         examples = examples_of(data)
@@ -128,10 +126,9 @@ def _place(blocks: BackgroundBlockTokenizer, number: int) -> BlockPosition:
 
 
 def test_every_process_reads_the_same_whatever_the_pace(
-    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
+    data: TextData, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One makes the blocks, slowly; another finds them in the folder, and takes the other half of each batch."""
-    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
     with data.open_streams_for_training(CPU):
         alone = texts_of(data, examples_of(data), np.arange(320))
     make = BackgroundBlockTokenizer._write_store_unless_empty
@@ -152,9 +149,8 @@ def test_every_process_reads_the_same_whatever_the_pace(
     assert len(set(alone)) > 300
 
 
-def test_threads_open_each_block_once(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_open_each_block_once(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
     """One reads the next batch while others mark where the last one was, and name its documents."""
-    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
     with data.open_streams_for_training(CPU):
         alone = examples_of(data)
         expected = [
@@ -180,8 +176,7 @@ def test_threads_open_each_block_once(work: Work, folder: Path, monkeypatch: pyt
         assert examples.find_document_numbers(np.arange(600, 640)) == documents
 
 
-def test_a_process_that_waits_is_told_when_the_one_that_tokenizes_ends(work: Work, folder: Path) -> None:
-    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
+def test_a_process_that_waits_is_told_when_the_one_that_tokenizes_ends(data: TextData) -> None:
     with data.open_streams_for_training(CPU):
         examples_of(data)
         other = joining(data)
@@ -189,8 +184,7 @@ def test_a_process_that_waits_is_told_when_the_one_that_tokenizes_ends(work: Wor
         other.read(np.arange(3000))
 
 
-def test_blocks_ahead_and_behind_are_few(work: Work, folder: Path) -> None:
-    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
+def test_blocks_ahead_and_behind_are_few(data: TextData) -> None:
     most = 0
     with data.open_streams_for_training(CPU):
         examples = examples_of(data)
@@ -206,8 +200,7 @@ def test_blocks_ahead_and_behind_are_few(work: Work, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow(work: Work, folder: Path) -> None:
-    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
+def test_memory_does_not_grow(data: TextData) -> None:
     held = []
     with data.open_streams_for_training(CPU):
         examples = examples_of(data)
@@ -224,7 +217,7 @@ def test_memory_does_not_grow(work: Work, folder: Path) -> None:
     assert max(held[2:]) < 1.05 * max(held[:2]) + 20_000
 
 
-def test_what_a_killed_run_has_left_is_removed(work: Work, folder: Path) -> None:
+def test_what_a_killed_run_has_left_is_removed(folder: Path) -> None:
     streams = cache_folder() / STREAMS_FOLDER
     with make_parent_and_scratch_folder(streams) as left:
         (left / "000001").mkdir()
@@ -237,7 +230,7 @@ def test_what_a_killed_run_has_left_is_removed(work: Work, folder: Path) -> None
 
 
 def test_a_changed_text_is_refused(work: Work, folder: Path) -> None:
-    pretrained(work, "run", "training.steps=40", stop=after(27))
+    pretrained(work, "training.steps=40", stop=after(27))
     file = folder / "1.jsonl"
     before = file.read_bytes()
     for path in folder.iterdir():
@@ -252,7 +245,7 @@ def test_a_changed_text_is_refused(work: Work, folder: Path) -> None:
 
 def test_a_later_block_that_has_changed_is_refused(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head is as it was, and so is the size of every file."""
-    pretrained(work, "run", "training.steps=40", stop=after(27))
+    pretrained(work, "training.steps=40", stop=after(27))
     tokens = blocks.encode_chunks_in_parallel
     monkeypatch.setattr(
         blocks,
@@ -264,8 +257,7 @@ def test_a_later_block_that_has_changed_is_refused(work: Work, folder: Path, mon
 
 
 @pytest.mark.parametrize("change", ["missing", "longer", "damaged", "emptied"])
-def test_a_file_that_changes_while_it_streams_ends_the_run(work: Work, folder: Path, change: str) -> None:
-    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
+def test_a_file_that_changes_while_it_streams_ends_the_run(data: TextData, folder: Path, change: str) -> None:
     file = folder / "1.jsonl"
     with data.open_streams_for_training(CPU):
         examples = examples_of(data)
@@ -298,28 +290,19 @@ def damage(file: Path) -> None:
     damaged.replace(file)
 
 
-def test_a_row_that_is_no_json_is_told_with_its_line(work: Work, folder: Path) -> None:
-    file = folder / "3.jsonl"
-    lines = file.read_text().split("\n")
-    lines[25] = '{"text": '
-    file.write_text("\n".join(lines))
-    with pytest.raises(DataError, match="not JSON") as caught:
-        pretrained(work, "run", "training.steps=200")
-    assert caught.value.where == f"{file}:26"
-
-
-def test_a_full_disk_ends_the_run(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_run(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
     monkeypatch.setattr("lmtool.durable.write_new_file", full)
     with data.open_streams_for_training(CPU), refuses("no_space"):
         examples_of(data).read(np.arange(3000))
 
 
 def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
-    _, data = prepare_text(streamed(work, f"data.valid={work.text}").recipe, None, World(), no_report)
+    _, data = prepare_text(
+        load(work.recipe, settings(work, f"data.valid={work.text}")).recipe, None, World(), no_report
+    )
     with data.open_streams_for_training(CPU):
         store = examples_of(data)._blocks.wait_for_store(1)
     assert store.n_documents > 10
@@ -335,34 +318,15 @@ def test_small_text_is_not_streamed_by_default(work: Work, folder: Path, monkeyp
     assert prepare_text(epochs, None, World(), no_report)[0].data.stream is False
 
 
-def test_the_default_recipe_follows_from_the_head(work: Work, folder: Path) -> None:
-    settings = parse_settings([f"data.train={folder}", "data.stream=true"])
-    recipe = resolve_recipe_for_text(None, settings, report=no_report)[0].recipe
-    assert recipe.training.minutes
-    assert recipe.training.epochs is None
-
-
 def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> None:
-    pretrained(work, "run", "training.steps=1")
+    pretrained(work, "training.steps=1")
     assert load(work.run() / "recipe.yaml").recipe.data.stream is True
     small = [Setting("data.train", [str(work.text)], "TEXT")]
     parent = resolve_reference(str(work.run())).parent
     assert resolve(None, small, parent=parent).recipe.data.stream == "auto"
-    assert resolve_continued_training(parent, streamed(work).recipe, small).recipe.data.stream is True
-
-
-@pytest.mark.parametrize(
-    ("override", "what"),
-    [
-        ("training.epochs=2", "how long an epoch is"),
-        ("data.split=slice", "split slice"),
-        ("objective={kind: masked, next_sentence: true}", "next_sentence"),
-        ("objective={kind: masked, sentence_order: true}", "sentence_order"),
-    ],
-)
-def test_what_cannot_be_streamed(work: Work, override: str, what: str) -> None:
-    with pytest.raises(RecipeError, match=what):
-        streamed(work, override)
+    assert (
+        resolve_continued_training(parent, load(work.recipe, settings(work)).recipe, small).recipe.data.stream is True
+    )
 
 
 def test_one_file_that_is_one_document_is_refused(work: Work, folder: Path) -> None:

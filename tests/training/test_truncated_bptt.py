@@ -1,6 +1,7 @@
 """Carried states: the losses of one long row, gradients truncated at the step, and bitwise resumed runs."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
-from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
+from lmtool.errors import CheckpointError, UsageError
 from lmtool.model import DecodeState, build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.load import load
@@ -23,7 +24,7 @@ from lmtool.training.fit import CompletedStep, ModelAndOptimizers, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import check_device_and_choose_sharding
 from lmtool.training.windows import Windows
-from tests.support.training import MemoryStore, Work, lasting
+from tests.support.training import MemoryStore, Work, assert_resumes_bit_for_bit, lasting
 
 VOCAB, BOS, ROWS, CONTEXT = 11, 1, 4, 6
 RNN = "model={kind: recurrent, cell: lstm, n_layers: 2, d_model: 12, context: 8, dropout: 0.1}"
@@ -138,48 +139,21 @@ def test_a_state_comes_back_from_its_tensors() -> None:
     assert isinstance(back, DecodeState)
     for layer, other in zip(last.carried_state.layers, back.layers, strict=True):
         assert all(torch.equal(one, two) for one, two in zip(layer, other, strict=True))
+    fewer_rows = carry.make_initial_state(Trainer().model, 3, torch.device("cpu"))
+    with pytest.raises(CheckpointError, match="another shape"):
+        carry.state_from_tensors(tensors, fewer_rows, "")
     del tensors["carried/1/0"]
     with pytest.raises(CheckpointError, match="carried/1/0"):
         carry.state_from_tensors(tensors, like, "here")
-    with pytest.raises(CheckpointError, match="another shape"):
-        carry.state_from_tensors(
-            carry.state_to_tensors(last.carried_state),
-            carry.make_initial_state(Trainer().model, 3, torch.device("cpu")),
-            "",
-        )
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(work: Work) -> None:
-    asked = iter(range(1, 100))
-    work.pretrain(RNN, "training.carry_state=true", name="whole")
-    work.pretrain(RNN, "training.carry_state=true", stop=lambda: next(asked) == 5)
-    work.resume()
-    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    assert_resumes_bit_for_bit(work, partial(work.pretrain, RNN, "training.carry_state=true"), 5)
     work.pretrain(RNN, name="apart")
     assert lasting(work.run("apart"), 12)["model"] != lasting(work.run(), 12)["model"]
-
-
-def test_a_text_with_fewer_windows_than_rows_is_refused(work: Work) -> None:
-    with pytest.raises(DataError, match="rows of a batch needs one"):
-        work.pretrain(RNN, "training.carry_state=true", "training.batch_size=2000")
 
 
 def test_several_processes_are_refused() -> None:
     recipe = load("tiny", [RNN, "training.carry_state=true"]).recipe
     with pytest.raises(UsageError, match="one process only"):
         check_device_and_choose_sharding(recipe, replace(CPU, world=World(0, 2)), {})
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model={kind: recurrent, d_model: 8, context: 8, attention: {}}"], "all past states"),
-        ([RNN, "data.isolate_documents=true"], "across documents"),
-        ([RNN, "objective.kind=classification"], "objective classification reads rows"),
-        ([RNN, "objective.kind=seq2seq"], "objective seq2seq reads rows"),
-        (["model.n_layers=1"], "for a recurrent decoder"),
-    ],
-)
-def test_where_nothing_can_be_carried_it_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        load("tiny", [*overrides, "training.carry_state=true"])

@@ -19,7 +19,21 @@ from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Stepped
 from tests.support.cases import nightly_but
-from tests.support.training import Work, after, ended, lasting, metrics, warnings_in, words
+from tests.support.training import (
+    Work,
+    after,
+    checkpoint_steps,
+    ended,
+    lasting,
+    metrics,
+    of_kind,
+    read_metrics_json,
+    step_numbers,
+    warnings_in,
+    words,
+    write_table,
+)
+from tests.training.conftest import Script
 
 SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
 
@@ -48,7 +62,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.mark.parametrize("number", nightly_but([1, 2, 3], 1))
 def test_a_validation_that_fails_loses_no_step(work: Work, fails: Callable[[int], None], number: int) -> None:
-    """Its step is saved, and a resumed run begins with it; then all is as without the failure."""
+    """Its step is saved, and a resumed run begins with it, as often as it fails; then all is as without the failure."""
     step = 4 * number
     work.pretrain(*SAMPLES, name="whole")
     fails(number)
@@ -57,25 +71,14 @@ def test_a_validation_that_fails_loses_no_step(work: Work, fails: Callable[[int]
     assert list_checkpoints(work.run() / "checkpoints")[-1][0] == step
     assert [record["step"] for record in metrics(work.run())] == list(range(1, step))
     assert Run.open(work.run()).state == "stopped"
+    fails(1)
+    with pytest.raises(Broken):
+        work.resume()
     fails(99)
     told = work.resume()
-    steps = [event for event in told if isinstance(event, Stepped)]
-    assert [event.step.step for event in steps] == list(range(step + 1, 13))
-    assert [event.step for event in told if isinstance(event, Sampled)][:2] == [step, step], "it was validated first"
+    assert step_numbers(told) == list(range(step + 1, 13))
+    assert [event.step for event in of_kind(told, Sampled)][:2] == [step, step], "it was validated first"
     assert ended(told).reason == "finished"
-    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
-
-
-@pytest.mark.slow
-def test_a_validation_may_fail_again(work: Work, fails: Callable[[int], None]) -> None:
-    work.pretrain(name="whole")
-    for _ in range(2):
-        fails(1)
-        with pytest.raises(Broken):
-            work.resume() if work.run().exists() else work.pretrain()
-    fails(99)
-    work.resume(stop=after(2))
-    work.resume()
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
@@ -126,15 +129,14 @@ def test_samples_that_fail_are_told_and_change_nothing(work: Work, monkeypatch: 
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_never_the_best(work: Work, monkeypatch: pytest.MonkeyPatch, bad: float) -> None:
-    said = iter([3.0, bad, 2.0, bad])
-    monkeypatch.setattr(TextData, "validate", lambda *_: ValidationResult(next(said)))
+def test_what_is_not_finite_is_never_the_best(work: Work, validations: Script, bad: float) -> None:
+    validations(3.0, bad, 2.0, bad)
     told = work.pretrain("evaluation.every=3", "checkpoint.keep_last=1")
     assert [text for text in warnings_in(told) if "rises" not in text] == [
         f"the validation loss of step {step} is {bad}, which cannot be the best" for step in (6, 12)
     ]
     assert (ended(told).best_step, ended(told).best_value) == (9, 2.0)
-    assert [event.is_best for event in told if isinstance(event, Stepped) and event.validation] == [1, 0, 1, 0]
+    assert [event.is_best for event in of_kind(told, Stepped) if event.validation] == [1, 0, 1, 0]
     assert load_run(str(work.run())).step == 9
     assert [record["valid_loss"] for record in metrics(work.run())][2::3] == [3.0, None, 2.0, None]
 
@@ -151,11 +153,6 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best() -> None:
     assert (state.best_step, state.best_value, state.stale) == (4, 0.6, 2)
 
 
-def table(path: Path, rows: list[tuple[str, object]]) -> Path:
-    path.write_text("\n".join(["text,label", *(f"{text},{label}" for text, label in rows)]) + "\n")
-    return path
-
-
 NUMBERS = (
     "objective={kind: classification, task: number, dropout: 0}",
     "evaluation.metric=correlation",
@@ -164,36 +161,24 @@ NUMBERS = (
 
 
 def numbers(work: Work) -> Path:
-    return table(work.folder / "numbers.csv", [(words(3, i), 2.5 * (i % 4)) for i in range(40)])
+    return write_table(work.folder / "numbers.csv", (f"{words(3, i)},{2.5 * (i % 4)}" for i in range(40)))
 
 
-def test_a_run_without_any_best_step(work: Work) -> None:
-    """Its metric is never a number: the newest is used; patience runs out as usual."""
-    one = table(work.folder / "valid.csv", [("a cat", 1.5)])
-    told = work.learn_table(work.recipe, numbers(work), *NUMBERS, f"data.valid={one}", "evaluation.patience=2")
+@pytest.mark.parametrize("rows", [["a cat,1.5"], ["a cat,1.5", "a cat,2.5"]])
+def test_a_correlation_of_one_row_or_of_equal_answers_is_never_the_best(work: Work, rows: list[str]) -> None:
+    """The newest checkpoint is used then; patience runs out as usual."""
+    valid = write_table(work.folder / "valid.csv", rows)
+    told = work.learn_table(work.recipe, numbers(work), *NUMBERS, f"data.valid={valid}", "evaluation.patience=2")
+    assert [text for text in warnings_in(told) if "is nan" in text] == [
+        f"the validation correlation of step {step} is nan, which cannot be the best" for step in (4, 8)
+    ]
     assert (ended(told).reason, ended(told).step) == ("early", 8)
     assert (ended(told).best_step, ended(told).best_value) == (None, None)
     assert load_run(str(work.run())).step == 8
-    assert ended(work.resume("evaluation.patience=3")).step == 12
-
-
-def test_a_correlation_of_one_row_ends_nothing(work: Work) -> None:
-    one = table(work.folder / "valid.csv", [("a cat", 1.5)])
-    told = work.learn_table(work.recipe, numbers(work), *NUMBERS, f"data.valid={one}")
-    assert warnings_in(told)[-3:] == [
-        f"the validation correlation of step {step} is nan, which cannot be the best" for step in (4, 8, 12)
-    ]
-    assert (ended(told).reason, ended(told).best_step) == ("finished", None)
-    record = json.loads((work.run() / "metrics.json").read_text())
-    assert (record["step"], record["pearson"], record["rows"]) == (12, None, 1)
-
-
-def test_a_correlation_of_equal_answers_ends_nothing(work: Work) -> None:
-    """Those for rows of the same text."""
-    valid = table(work.folder / "valid.csv", [("a cat", 1.5), ("a cat", 2.5)])
-    told = work.learn_table(work.recipe, numbers(work), *NUMBERS, f"data.valid={valid}", "training.steps=4")
-    assert "correlation of step 4 is nan" in warnings_in(told)[-1]
-    assert (ended(told).reason, ended(told).best_step) == ("finished", None)
+    record = read_metrics_json(work.run())
+    assert (record["step"], record["pearson"], record["rows"]) == (8, None, len(rows))
+    last = ended(work.resume("evaluation.patience=null"))
+    assert (last.reason, last.step, last.best_step) == ("finished", 12, None)
 
 
 # The final evaluation
@@ -203,25 +188,7 @@ CLASSES = ("objective.kind=classification", "training.epochs=null")
 
 
 def classes(work: Work) -> Path:
-    return table(work.folder / "classes.csv", [(f"the cat {words(i % 7)}", "ab"[i % 2]) for i in range(60)])
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_before_its_last_measurement_is_measured(
-    work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work.learn_table(work.recipe, classes(work), *CLASSES, name="whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(TableData, "measure", lambda *_: [][0])
-        with pytest.raises(IndexError):
-            work.learn_table(work.recipe, classes(work), *CLASSES)
-    assert not (work.run() / "metrics.json").exists()
-    told = work.resume()
-    assert not [event for event in told if isinstance(event, Stepped)]
-    assert (work.run() / "metrics.json").read_text() == (work.run("whole") / "metrics.json").read_text()
-    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
-    assert told[-1].record() == json.loads((work.run() / "metrics.json").read_text())
-    assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
+    return write_table(work.folder / "classes.csv", (f"the cat {words(i % 7)},{'ab'[i % 2]}" for i in range(60)))
 
 
 @pytest.mark.slow
@@ -236,7 +203,7 @@ def test_figures_of_shorter_training_do_not_stand_for_those_of_longer(
         with pytest.raises(IndexError):
             work.resume(long)
     work.resume(long)
-    record = json.loads((work.run() / "metrics.json").read_text())
+    record = read_metrics_json(work.run())
     best = json.loads((work.run() / "validated.json").read_text())["best_step"]
     assert record["step"] == best
     assert best > 12 or record["loss"] == pytest.approx(metrics(work.run())[best - 1]["valid_loss"])
@@ -246,11 +213,7 @@ def test_figures_of_shorter_training_do_not_stand_for_those_of_longer(
 @pytest.mark.slow
 def test_a_run_of_epochs_is_trained_longer_by_steps(work: Work) -> None:
     work.pretrain(name="base")
-    (plan,) = (
-        event
-        for event in work.finetune("training.epochs=1", source=work.run("base"), name="run")
-        if isinstance(event, FitStarted)
-    )
+    (plan,) = of_kind(work.finetune("training.epochs=1", source=work.run("base"), name="run"), FitStarted)
     assert load(work.run() / "recipe.yaml").recipe.training.epochs is not None
     longer = f"training.steps={plan.steps + 3}"
     assert ended(work.resume(longer, stop=after(1))).reason == "interrupted"
@@ -262,9 +225,8 @@ def test_a_run_of_epochs_is_trained_longer_by_steps(work: Work) -> None:
 def test_a_checkpoint_that_was_the_best_goes_when_another_is(work: Work) -> None:
     """Also where the better one is the last."""
     work.pretrain("checkpoint.keep_last=1", "evaluation.every=1", "optimizer.lr=0.02")
-    steps = [int(path.name.removeprefix("step-")) for path in (work.run() / "checkpoints").iterdir()]
     best = json.loads((work.run() / "validated.json").read_text())["best_step"]
-    assert set(steps) == {best, 12}
+    assert set(checkpoint_steps(work.run())) == {best, 12}
 
 
 # Heads without a loss
@@ -283,7 +245,7 @@ def test_a_head_that_nothing_is_asked_of_does_not_learn(work: Work) -> None:
     assert len(heads) == 4
     assert {name for name in first if bool((first[name] == last[name]).all())} == heads
     told = work.pretrain(*IDLE, "checkpoint.keep_last=9", stop=after(5))
-    (plan,) = (event for event in told if isinstance(event, FitStarted))
+    (plan,) = of_kind(told, FitStarted)
     assert plan.parameters - plan.learning == sum(first[name].numel() for name in heads)
     work.resume()
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
