@@ -77,6 +77,7 @@ VARYING = {
     r"\b[\dN,]+ (bytes|kB|MB|GB)\b": "N bytes",
     r"\brow \d+:.* predicted as .*": "row N",
     r"(?<![\w-])-(?=N\b)": "",  # signs and predictions of models that have hardly learnt, and with them the temperature
+    r"(\"(?:activations|peak)\":) \d+": r"\1 N",  # which kernels in C make smaller
     r"^\| (no|yes)( +\d+){2}$": r"| \1  N  N",
     r",(no|yes),N,N$": ",N,N,N",
     r" +temperature N": "",
