@@ -180,7 +180,7 @@ def change(folder: Path, file: str, **values: Any) -> None:
 def test_a_truth_value_is_no_end_token(tmp_path: Path) -> None:
     """False would be the token 0."""
     peer_in(tmp_path / "model", "llama")
-    change(tmp_path / "model", "config.json", eos_token_id=[2, False])
+    change(tmp_path / "model", "generation_config.json", eos_token_id=[2, False])
     ends = brought(tmp_path / "model").tokenizer.roles.ends
     assert 2 in ends
     assert 0 not in ends
