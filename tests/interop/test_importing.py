@@ -172,11 +172,12 @@ def change(folder: Path, file: str, **values: Any) -> None:
 
 
 def test_a_truth_value_is_no_end_token(tmp_path: Path) -> None:
+    """False would be the token 0."""
     peer_in(tmp_path / "model", "llama")
-    known = brought(tmp_path / "model").tokenizer.roles.ends
-    change(tmp_path / "model", "config.json", eos_token_id=[*known, True])
-    assert 1 not in known
-    assert brought(tmp_path / "model").tokenizer.roles.ends == known
+    change(tmp_path / "model", "generation_config.json", eos_token_id=[2, False])
+    ends = brought(tmp_path / "model").tokenizer.roles.ends
+    assert 2 in ends
+    assert 0 not in ends
 
 
 def rewrite(folder: Path, **tensors: torch.Tensor | None) -> None:
