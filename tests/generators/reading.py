@@ -1,5 +1,8 @@
 """Readers of what the generators write: faults of style, the probability of a text, every tree of a sentence."""
 
+import csv
+import importlib
+import io
 import math
 import re
 from collections.abc import Callable
@@ -99,3 +102,13 @@ def readings(text: str) -> list[tuple[Node, float]]:
 
     whole = math.log2(lengths((("S",),))[n])
     return [(node, bits + whole) for end, node, bits in spans(("S",), 0) if end == len(tokens)]
+
+
+def generator(name: str) -> Any:
+    return getattr(importlib.import_module(name), name.upper())
+
+
+def rows(name: str) -> list[list[dict[str, str]]]:
+    """Of training, and of the test."""
+    files = (DATA / f"{name}.csv", DATA / f"{name}.test.csv")
+    return [list(csv.DictReader(io.StringIO(file.read_bytes().decode(), newline=""))) for file in files]

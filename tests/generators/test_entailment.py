@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.generators.test_tables import generator, rows
+from tests.generators.reading import generator, rows
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 

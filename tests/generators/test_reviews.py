@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.generators.test_tables import rows
+from tests.generators.reading import rows
 
 
 @pytest.fixture(scope="module")

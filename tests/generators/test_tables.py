@@ -1,15 +1,12 @@
 """reviews.csv, entailment.csv and kinship.csv are what their generators write, in clean English."""
 
-import csv
-import importlib
-import io
 from collections import Counter
 from typing import Any, NamedTuple
 
 import pytest
 from choice import derivations
 
-from tests.generators.reading import DATA, complaints
+from tests.generators.reading import DATA, complaints, generator, rows
 
 
 class Table(NamedTuple):
@@ -28,16 +25,6 @@ TABLES = {
     "kinship": Table(PAIR, (400, 400), {"entailment", "not_entailment"}, 40),
 }
 names = pytest.mark.parametrize("name", TABLES)
-
-
-def generator(name: str) -> Any:
-    return getattr(importlib.import_module(name), name.upper())
-
-
-def rows(name: str) -> list[list[dict[str, str]]]:
-    """Of training, and of the test."""
-    files = (DATA / f"{name}.csv", DATA / f"{name}.test.csv")
-    return [list(csv.DictReader(io.StringIO(file.read_bytes().decode(), newline=""))) for file in files]
 
 
 @pytest.mark.slow
