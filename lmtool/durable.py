@@ -90,6 +90,11 @@ def find_writable_path(path: Path) -> Path:
     return Path(_temporary_caches[cached].name) / path.relative_to(cached)
 
 
+def is_cache_temporary() -> bool:
+    """Returns whether `find_writable_path` has put a temporary folder in place of the cache."""
+    return cache_folder() in _temporary_caches
+
+
 _temporary_caches: dict[Path, tempfile.TemporaryDirectory[str]] = {}
 """The folder that stands for a cache that may not be written, until the process ends."""
 

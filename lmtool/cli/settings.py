@@ -187,8 +187,11 @@ FORM_OPTIONS: dict[str, tuple[Any, Any]] = {
 """Options for the form of a text, which `pop_form` reads."""
 
 
-def pop_form(values: dict[str, Any]) -> "TextForm | None":
-    """Removes the form options from the values, and returns their form. Raises UsageError."""
+def pop_form(values: dict[str, Any], *, stop: Sequence[str] | None = None, prefix: str = "") -> "TextForm | None":
+    """Removes the form options from the values, and returns their form.
+
+    Raises UsageError for several forms, and for one beside `stop` or `prefix`, which would be no part of it.
+    """
     from lmtool.generation.forms import TextForm
     from lmtool.generation.prompts import read_lines
 
@@ -205,6 +208,10 @@ def pop_form(values: dict[str, Any]) -> "TextForm | None":
             stated |= {name: "\n".join(read_lines(path)), "file": "standard input" if path == "-" else path}
     if stated.get("choices") is not None:
         stated["choices"] = [one.strip() for one in stated["choices"].split(",")]
+    if given and (stop or prefix):
+        others = " and ".join(flag for flag, value in (("--stop", stop), ("--prefix", prefix)) if value)
+        what = f"{given[0]} contradicts {others}, which would be no part of the form"
+        raise UsageError(what, fix="leave out one or the other, or write it into the form")
     return TextForm.from_sources(**stated)
 
 

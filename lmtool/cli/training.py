@@ -13,6 +13,7 @@ from lmtool.cli.output import ReaderGone, put, put_data, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
+from lmtool.printable import first_line
 
 if TYPE_CHECKING:
     from lmtool.training.events import Event
@@ -113,8 +114,7 @@ def _write_report(run: Path, quiet: bool) -> None:
     try:
         page = write_run_page(Run.open(run))
     except Exception as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        warn([f"no report of this run: {reason}"])
+        warn([f"no report of this run: {first_line(error, 200)}"])
         return
     if not quiet:
         tell(f"report: {page}")

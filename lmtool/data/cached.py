@@ -61,8 +61,12 @@ def load_or_create(
 
 
 def store_lock_path(path: Path) -> Path:
-    """Returns the path of the lock file that a writer of the token store at `path` holds."""
-    return find_writable_path(cache_folder() / "locks" / f"{sha256(os.fsencode(path.absolute()))}.lock")
+    """Returns the path of the lock file that a writer of the token store at `path` holds.
+
+    It is in the cache, or beside the store where the cache may not be written.
+    """
+    lock = cache_folder() / "locks" / f"{sha256(os.fsencode(path.absolute()))}.lock"
+    return lock if find_writable_path(lock) == lock else path.with_name(f".{path.name}.lock")
 
 
 def warn_recreated(description: str, reason: str) -> None:

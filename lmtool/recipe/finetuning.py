@@ -135,16 +135,17 @@ def resolve_finetuning(parent: ParentRun, table: TableProperties, settings: Sequ
         steps = max(MIN_CONTRASTIVE_STEPS, math.ceil(CONTRASTIVE_EPOCHS * table.n_rows / batch_size))
         values = CONTRASTIVE_VALUES | _linear_head_values(parent, recipe, is_frozen=False)
         recipe = recipe.with_unvalidated_values(values | {"training.batch_size": batch_size, "training.steps": steps})
-    penalty = _find_penalty_without_optimizer(settings)
-    others = [setting for setting in settings if setting is not penalty]
-    chosen = apply_settings(recipe, source, name, others).recipe
+    penalties = _find_penalties_without_optimizer(recipe, settings)
+    chosen = apply_settings(recipe, source, name, [one for one in settings if one not in penalties]).recipe
     is_probe = _is_linear_probe(chosen, settings)
-    if penalty is not None and not is_probe:
+    if penalties and not is_probe:
         what = (
             f"optimizer.l2 is the penalty of a head that is fitted, and this one is trained by {chosen.optimizer.kind}"
         )
-        fix = "add --freeze body, which fits a linear head alone, or set optimizer.weight_decay instead"
-        raise UsageError(what, where=penalty.flag, fix=fix)
+        fit = "add --freeze body, which fits a linear head alone"
+        if chosen.tuning.freeze == "body":
+            fit = "leave out what is not for a linear head that is fitted, such as training.epochs and objective.dense"
+        raise UsageError(what, where=penalties[-1].flag, fix=f"{fit}, or set optimizer.weight_decay instead")
     if is_probe:
         recipe = recipe.with_unvalidated_values(
             FITTED_HEAD_VALUES | _linear_head_values(parent, recipe, is_frozen=True)
@@ -203,11 +204,11 @@ def requests_gradient_training(settings: Sequence[Setting]) -> bool:
     )
 
 
-def _find_penalty_without_optimizer(settings: Sequence[Setting]) -> Setting | None:
-    """Returns the setting of `optimizer.l2` if no setting names the optimizer, which the penalty then depends on."""
-    if any(setting.key in ("optimizer", "optimizer.kind") for setting in settings):
-        return None
-    return next((setting for setting in reversed(settings) if setting.key == "optimizer.l2"), None)
+def _find_penalties_without_optimizer(recipe: Recipe, settings: Sequence[Setting]) -> list[Setting]:
+    """Returns the settings of `optimizer.l2` if neither the recipe nor a setting has the optimizer that takes it."""
+    if isinstance(recipe.optimizer, Lbfgs) or any(one.key in ("optimizer", "optimizer.kind") for one in settings):
+        return []
+    return [setting for setting in settings if setting.key == "optimizer.l2"]
 
 
 def _linear_head_values(parent: ParentRun, recipe: Recipe, is_frozen: bool) -> dict[str, object]:
@@ -230,7 +231,10 @@ def _is_contrastive(recipe: Recipe, table: TableProperties, settings: Sequence[S
         0 < table.per_class <= MAX_ROWS_OF_CLASS
         and recipe.model.title == "transformer encoder"
         and all(
-            not setting.key.startswith(of_others) or (setting.key, setting.value) in of_classes for setting in settings
+            not setting.key.startswith(of_others)
+            or (setting.key, setting.value) in of_classes
+            or setting.key == "evaluation.baseline"
+            for setting in settings
         )
     )
 

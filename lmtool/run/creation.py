@@ -12,7 +12,7 @@ from pathlib import Path
 from lmtool import durable, system
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.directory import CANNOT_WRITE, CHECKPOINTS, RUN_FILES, Run
+from lmtool.run.directory import CANNOT_WRITE_OUTPUT, CHECKPOINTS, RUN_FILES, Run
 from lmtool.run.files import RunInfo
 from lmtool.run.lock import LOCK_FILE, RunLock, is_run_locked
 from lmtool.run.paths import RUN_INFO_FILE, runs_root
@@ -29,11 +29,11 @@ def create_run(folder: Path | None, info: RunInfo, files: Mapping[str, bytes], r
     """
     check_output_folder(folder, replace_aborted)
     path = folder or make_run_path(info.recipe)
-    with durable.convert_write_errors(path, CANNOT_WRITE):
+    with durable.convert_write_errors(path, CANNOT_WRITE_OUTPUT):
         path.mkdir(parents=True, exist_ok=folder is not None)
         lock = RunLock(path)
     try:
-        with durable.convert_write_errors(path, CANNOT_WRITE):
+        with durable.convert_write_errors(path, CANNOT_WRITE_OUTPUT):
             if replace_aborted and _is_aborted_run(path):
                 for name in RUN_FILES:  # run.json first, so that the rest does not look like a run
                     durable.remove_path(path / name)
@@ -62,7 +62,7 @@ def check_output_folder(folder: Path | None, replace_aborted: bool = False) -> N
         _check_is_unused(folder, replace_aborted, holds_lock=False)
     nearest = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
     with (
-        durable.convert_write_errors(path, CANNOT_WRITE),
+        durable.convert_write_errors(path, CANNOT_WRITE_OUTPUT),
         tempfile.TemporaryFile(dir=nearest) as file,
         durable.convert_lock_errors(path),
     ):

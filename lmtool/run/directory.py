@@ -61,10 +61,10 @@ _COPY_BYTES = 1 << 22
 """Bytes of a file that are copied at once."""
 
 FEATURES = "features"
-
-CANNOT_WRITE = "cannot write to the output folder"
-"""Beginning of the message where a run cannot be written."""
 """A copy of the run whose states the model reads: its recipe, tokenizer and one checkpoint."""
+
+CANNOT_WRITE_OUTPUT = "cannot write to the output folder"
+"""Beginning of the message where a run cannot be written."""
 
 PROFILE = "profile"
 """Traces of training steps, as torch.profiler writes them."""
@@ -227,21 +227,21 @@ class Run:
         self.samples.sync()
 
     def save_validation_and_prune(
-        self, validated: ValidationState, keep_last: int | None = None, uncounted_step: int | None = None
+        self, validated: ValidationState, keep_last: int | None = None, interrupted_step: int | None = None
     ) -> None:
         """Saves the result of the validation after a checkpoint.
 
         Removes the checkpoint that was the best before, unless it is among the last `keep_last`; None keeps all.
-        uncounted_step: see `saving.prune_checkpoints`. Raises ResourceError when it cannot be written.
+        interrupted_step: see `saving.prune_checkpoints`. Raises ResourceError when it cannot be written.
         """
         with self._convert_write_errors_under_lock():
             self._sync_logs()
             durable.replace_file(self.path / VALIDATED, validated.to_json_bytes())
             if keep_last is not None:
                 spared = {validated.step, validated.best_step}
-                saving.prune_checkpoints(self.path / CHECKPOINTS, spared, keep_last, uncounted_step)
+                saving.prune_checkpoints(self.path / CHECKPOINTS, spared, keep_last, interrupted_step)
 
-    def remove_leftover_checkpoints(self, keep_last: int, uncounted_step: int | None = None) -> None:
+    def remove_leftover_checkpoints(self, keep_last: int, interrupted_step: int | None = None) -> None:
         """Removes the checkpoints and partial files of a killed session; see `saving.prune_checkpoints`.
 
         Raises ResourceError, and CheckpointError as `last_validation` does.
@@ -249,7 +249,7 @@ class Run:
         folder = self.path / CHECKPOINTS
         with self._convert_write_errors_under_lock():
             saving.remove_partial_checkpoints(folder)
-            saving.prune_checkpoints(folder, {self.best_step}, keep_last, uncounted_step)
+            saving.prune_checkpoints(folder, {self.best_step}, keep_last, interrupted_step)
 
     @property
     def last_validation(self) -> ValidationState | None:
@@ -292,7 +292,7 @@ class Run:
         self,
         snapshot: saving.Snapshot,
         keep_last: int,
-        uncounted_step: int | None = None,
+        interrupted_step: int | None = None,
         peers: Peers = SINGLE_PROCESS,
     ) -> Checkpoint:
         """Saves a checkpoint of this run, whose step has to be logged before; see `saving.save_checkpoint`."""
@@ -302,7 +302,7 @@ class Run:
         except ResourceError:
             saving.announce_no_checkpoint(peers)
             raise
-        return saving.save_checkpoint(self.path / CHECKPOINTS, snapshot, keep_last, uncounted_step, peers)
+        return saving.save_checkpoint(self.path / CHECKPOINTS, snapshot, keep_last, interrupted_step, peers)
 
     def find_newest_checkpoint(
         self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
@@ -396,7 +396,7 @@ class Run:
         """Converts errors of writing to the run, or to a path in it, by the process that holds the lock."""
         if self._lock is None:
             raise RuntimeError("only the process that holds the lock of a run writes to it")
-        with durable.convert_write_errors(path or self.path, CANNOT_WRITE):
+        with durable.convert_write_errors(path or self.path, CANNOT_WRITE_OUTPUT):
             yield
 
     def _write_info(self, info: RunInfo) -> None:

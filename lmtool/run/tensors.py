@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lmtool import system
 from lmtool.errors import CheckpointError
+from lmtool.printable import first_line
 
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -120,7 +121,7 @@ class SavedTensors(LazyTensors):
                 file: Any = open_safetensors(path)
                 found = {name: _make_meta_tensor(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
             except (SafetensorError, OSError, KeyError) as error:
-                raise _tensor_file_error(path, f"cannot be read: {str(error).splitlines()[0]}") from error
+                raise _tensor_file_error(path, f"cannot be read: {first_line(error, 200)}") from error
             for name, meta in found.items():
                 if name in self._held:
                     before = whole[name]

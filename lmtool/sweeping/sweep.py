@@ -29,7 +29,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.page import check_page_is_replaceable, write_page
 from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.creation import check_output_folder, has_checkpoint
-from lmtool.run.directory import CANNOT_WRITE, CHECKPOINTS, RECIPE, REPORT, RESULTS, Run
+from lmtool.run.directory import CANNOT_WRITE_OUTPUT, CHECKPOINTS, RECIPE, REPORT, RESULTS, Run
 from lmtool.run.history import RunHistory, finite_number
 from lmtool.run.listing import read_recipe_values
 from lmtool.run.lock import is_run_locked
@@ -226,7 +226,7 @@ class Sweep:
         check_page_is_replaceable(self.folder / SWEEP_PAGE_FILE, SWEEP_PAGE_HEADING)
         if not (self.folder / SWEEP_PAGE_FILE).exists():
             durable.check_path_is_free(self.folder / BEST_RECIPE_FILE)
-        with durable.convert_write_errors(self.folder, CANNOT_WRITE):
+        with durable.convert_write_errors(self.folder, CANNOT_WRITE_OUTPUT):
             self.folder.mkdir(parents=True, exist_ok=True)
 
     def list_locked_runs(self) -> list[str]:

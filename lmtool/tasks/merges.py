@@ -10,6 +10,7 @@ import yaml
 
 from lmtool.data.files import convert_read_errors, display_path, quote
 from lmtool.errors import DataError, UsageError
+from lmtool.printable import first_line
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".csv")
 
@@ -50,7 +51,7 @@ def _read_merges_file(path: Path) -> dict[str, str]:
             # the base loader reads labels such as yes as text
             read = json.loads(text) if path.suffix.lower() == ".json" else yaml.load(text, yaml.BaseLoader)
     except (ValueError, csv.Error, yaml.YAMLError, RecursionError) as error:
-        what = f"the file does not map labels to labels: {quote(str(error).splitlines()[0], 80)}"
+        what = f"the file does not map labels to labels: {first_line(error, 80)}"
         raise DataError(what, where=display_path(path), fix=fix) from error
     if not isinstance(read, dict) or not all(_is_name(name) for pair in read.items() for name in pair):
         raise DataError("the file does not map labels to labels", where=display_path(path), fix=fix)

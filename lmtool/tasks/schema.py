@@ -510,9 +510,10 @@ def _ask_for_possible_label(sample: TableSample, texts: Sequence[str]) -> None:
     if any(fold_name(name).rstrip("0123456789") in (*POSITIVE_NAMES, *NEGATIVE_NAMES) for name in texts):
         return
     if found := list(_count_classes_by_column(sample, texts)):
-        what = f"cannot infer whether {quote_all(found)} {'is' if len(found) == 1 else 'has'} the label of these texts"
-        named = [*(f"--text-column {shlex.quote(name)}" for name in texts), f"--label-column {shlex.quote(found[0])}"]
-        fix = f"name it, {' '.join(named)}, or train vectors that are near each other: -s objective.kind=embedding"
+        what = f"cannot infer whether these texts have a label: {quote_all(found)} may be it"
+        label = shlex.quote(found[0]) if len(found) == 1 else "COLUMN"
+        named = [*(f"--text-column {shlex.quote(name)}" for name in texts), f"--label-column {label}"]
+        fix = f"name it, {' '.join(named)}, or train vectors without it: -s objective.kind=embedding"
         raise DataError(what, where=display_path(sample.table.path), fix=fix)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from lmtool.generation.generate import complete
 from lmtool.generation.params import AnyParams, MaskPredict, SamplingParams
 from lmtool.model import LanguageModel
+from lmtool.printable import first_line
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.training.checkpoint_manager import CheckpointManager
@@ -42,4 +43,4 @@ def generate_and_log_samples(
             yield from manager.log_sample(sampled)
             yield sampled
     except Exception as error:
-        yield Warn(f"no samples at step {step}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+        yield Warn(f"no samples at step {step}: {first_line(error, 200)}")

@@ -128,7 +128,7 @@ def train_session(
 
 
 def _measure_or_read_baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
-    """Measures the baselines of tables with labels, or reads those that the run has kept, unless it is off."""
+    """Measures the baselines of tables with labels unless that is off, or reads those that the run has kept."""
     data, recipe = job.data, job.recipe
     if not isinstance(data, TableData):
         return

@@ -70,7 +70,7 @@ def chat(
 
     if settings["max_new_tokens"] is None:
         settings["max_new_tokens"] = MAX_ANSWER_TOKENS
-    settings["form"] = form = pop_form(settings)
+    settings["form"] = form = pop_form(settings, stop=stop)
     if tools is not None and form is not None:
         raise UsageError(f"--tools contradicts --{form.kind}: a call has its own form", fix="give only one of them")
     params = choose_params("greedy" if greedy else "sample", strategy_flag="--greedy" if greedy else "", **settings)

@@ -123,11 +123,7 @@ def generate(
         "details": show_probs or html is not None,
         "max_rows": 1 if deterministic else MAX_ROWS,
     }
-    choices["form"] = form = pop_form(choices)
-    if form is not None and (stop or prefix):
-        contradicted = " and ".join([*(["--stop"] if stop else []), *(["--prefix"] if prefix else [])])
-        what = f"--{form.kind} contradicts {contradicted}, which would be no part of the form"
-        raise UsageError(what, fix="leave out one or the other, or write it into the form")
+    choices["form"] = pop_form(choices, stop=stop, prefix=prefix)
     choices |= {"masked": mask is not None or length is not None, "n": n}
     if greedy:
         choices["strategy_flag"] = "--greedy"

@@ -119,7 +119,7 @@ def _print_summary(
     prepared: "TokenizedData", requested: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
 ) -> None:
     """Sizes and speed; no speed when everything was cached."""
-    from lmtool.durable import cache_folder
+    from lmtool.durable import cache_folder, is_cache_temporary
 
     stores = {"train": prepared.train, "valid": prepared.valid}
     n_bytes = sum(int(store.n_bytes.sum()) for store in stores.values())
@@ -142,7 +142,8 @@ def _print_summary(
         put_json(record)
         return
     speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "cached"
-    in_cache = f"in the cache, {cache_folder()}; -o DIR writes tokenizer.json and the tokens to a folder"
+    place = "nowhere, as the cache may not be written" if is_cache_temporary() else f"in the cache, {cache_folder()}"
+    in_cache = f"{place}; -o DIR writes tokenizer.json and the tokens to a folder"
     saved = in_cache if output is None else f"{output}: tokenizer.json, train/, valid/"
     put(f"tokenizer  {describe_tokenizer(prepared.tokenizer, requested)}")
     put(f"text       {n_bytes:,} bytes in {'one text' if is_stream else format_count(documents, 'document')}")

@@ -1,7 +1,7 @@
-/* Products of quantised matrices.
+/* Products of quantized matrices.
 
 A matrix of O outputs and I inputs lies in blocks of 16 outputs, inputs in order within a block, so that a block is read
-once from front to end and its 16 sums stay in registers. O is padded to a multiple of 16; I of quantised matrices is a
+once from front to end and its 16 sums stay in registers. O is padded to a multiple of 16; I of quantized matrices is a
 multiple of 32.
 
     float32, bfloat16, float16: (O / 16, I, 16)
@@ -9,7 +9,7 @@ multiple of 32.
     int4:  (O / 16, I / 32) groups of 32 inputs: 256 bytes (4, 16, 4), inputs 0 to 15 in the low halves and 16 to 31 in
            the high ones, then 16 scales and 16 minima in float16; a weight is scale * value + minimum
 
-QuantizedInputs of both have a scale for each group of 32, as sums of products are of whole numbers. */
+Inputs of both are rounded to whole numbers, too, with a scale for each group of 32. */
 
 #include "kernels.h"
 #if defined(__AVX512F__) || defined(__AVX2__)
@@ -117,13 +117,13 @@ static float quantize_group(const float *x, int n, int8_t *whole, int32_t *sum) 
 INLINE void multiply_float_block(const Matrix *m, int64_t block, const float *x, v16f *out, const int rows) {
     const int n = m->n_in, is_float = m->dtype == FLOAT32;
     const float *w = (const float *)m->weight + block * n * 16;
-    const uint16_t *narrow = (const uint16_t *)m->weight + block * n * 16;
+    const uint16_t *w16 = (const uint16_t *)m->weight + block * n * 16;
     v16f sums[ROWS][2] = {0};
     for (int i = 0; i < n; i += 2) {
-        const v16f even = is_float ? LOAD_FLOATS(w + 16 * i) : load_16bit(narrow + 16 * i, m->dtype);
+        const v16f even = is_float ? LOAD_FLOATS(w + 16 * i) : load_16bit(w16 + 16 * i, m->dtype);
         for (int r = 0; r < rows; r++) sums[r][0] += even * x[r * n + i];
         if (i + 1 == n) break;
-        const v16f odd = is_float ? LOAD_FLOATS(w + 16 * i + 16) : load_16bit(narrow + 16 * i + 16, m->dtype);
+        const v16f odd = is_float ? LOAD_FLOATS(w + 16 * i + 16) : load_16bit(w16 + 16 * i + 16, m->dtype);
         for (int r = 0; r < rows; r++) sums[r][1] += odd * x[r * n + i + 1];
     }
     for (int r = 0; r < rows; r++) out[r] = sums[r][0] + sums[r][1];
