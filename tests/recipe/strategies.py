@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from lmtool.recipe.grammar import spec_kind, specs_by_kind
 from lmtool.recipe.spec.base import MAX_INTEGER, Spec
 from lmtool.recipe.spec.objective import Classification, ReplacedTokens, supported_objectives
-from lmtool.recipe.spec.position import DisentangledPosition, LearnedPosition
+from lmtool.recipe.spec.position import DisentangledPosition, LearnedPosition, RelativePosition
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer
@@ -136,6 +136,11 @@ def transformers(draw: st.DrawFn) -> Transformer:
         drawn["position"] = LearnedPosition(size=draw(st.none() | st.integers(23, 40)), offset=draw(st.integers(0, 3)))
     if isinstance(drawn["position"], DisentangledPosition):
         drawn["position"] = DisentangledPosition(kind="disentangled", max_distance=draw(st.integers(1, 40)))
+    if isinstance(drawn["position"], RelativePosition):
+        buckets = draw(st.integers(4, 40))
+        drawn["position"] = RelativePosition(
+            kind="relative", buckets=buckets, max_distance=buckets + draw(st.integers(0, 40))
+        )
     if isinstance(drawn["pattern"], WindowPattern):
         full = draw(st.lists(st.integers(0, sizes["n_layers"] - 1), max_size=2))
         drawn["pattern"] = drawn["pattern"].model_copy(update={"full_layers": tuple(full)})
@@ -163,8 +168,9 @@ def recurrents(draw: st.DrawFn) -> Recurrent:
     drawn = {name: draw(strategy) for name, strategy in _fields(Recurrent).items() if name not in sizes}
     if drawn["attention"] is not None:
         changes = {"k": draw(st.integers(1, 5))}
-        if drawn["attention"].rank is not None:
-            changes["rank"] = draw(st.integers(1, 5))
+        for size in ("rank", "score_width"):
+            if getattr(drawn["attention"], size) is not None:
+                changes[size] = draw(st.integers(1, 5))
         drawn["attention"] = drawn["attention"].model_copy(update=changes)
     if drawn["features"] is not None:
         few = st.none() | st.integers(1, 8)
