@@ -14,11 +14,11 @@ from lmtool.generation.drafts import Draft, ModelDraft, NGramDraft
 from lmtool.generation.engine import Engine
 from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, check_strategy_takes_draft
 from lmtool.generation.request import DETAIL_ALTERNATIVES, Completion, Token, build_requests
-from lmtool.inference.load import LoadedModel, load_merged_and_packed
 from lmtool.model.language_model import LanguageModel
 from lmtool.printable import printable
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Embedding, Masked
+from lmtool.runs.load import LoadedModel, load_merged_and_packed
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 
 MAX_ROWS = 16

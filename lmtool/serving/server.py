@@ -17,15 +17,15 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lmtool import system
-from lmtool.durable import convert_os_errors
+from lmtool.apps.search.index import Index
 from lmtool.errors import ResourceError
 from lmtool.generation.generate import TextGenerator
-from lmtool.search.index import Index
 from lmtool.serving.application import Application
 from lmtool.serving.guard import AccessMiddleware, AccessPolicy, log
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.scheduler import Scheduler
 from lmtool.serving.service import ModelService
+from lmtool.storage.durable import convert_os_errors
 
 MAX_CONNECTIONS = 512
 """Maximum open connections."""

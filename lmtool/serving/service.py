@@ -12,18 +12,18 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.apps.search.index import Index
 from lmtool.data.rowfile import find_matching_column
 from lmtool.errors import CheckpointError, UsageError
+from lmtool.evaluation.embedding import EncodedText, Vectors, embed_encoded, encode_text
 from lmtool.generation.chat import MAX_ANSWER_TOKENS, choose_chat_format, validate_messages
 from lmtool.generation.constrained import check_and_start_form
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import LogitBias, SamplingFilters, SamplingParams
 from lmtool.generation.request import build_requests
-from lmtool.inference.embedding import EncodedText, Vectors, embed_encoded, encode_text
 from lmtool.model import NGramModel
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Tagging
-from lmtool.search.index import Index
 from lmtool.serving.errors import BadRequest
 from lmtool.serving.protocol import (
     MAX_FORM_CHARACTERS,

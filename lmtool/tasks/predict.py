@@ -10,12 +10,12 @@ from lmtool.data.files import quote
 from lmtool.data.rowfile import find_matching_column
 from lmtool.data.table import Row, SkippedRows, Table, open_table
 from lmtool.errors import UsageError
-from lmtool.inference.load import LoadedModel
-from lmtool.inference.reference import resolve_reference
 from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, RowSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.text import Data
-from lmtool.run.directory import Run
+from lmtool.runs.directory import Run
+from lmtool.runs.load import LoadedModel
+from lmtool.runs.reference import resolve_reference
 from lmtool.tasks.build import build_task, get_row_kind, get_task_class, with_saved_calibration
 from lmtool.tasks.classification import set_decision_rule
 from lmtool.tasks.embedding import with_inferred_loss

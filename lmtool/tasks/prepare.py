@@ -17,7 +17,7 @@ from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data, TokenizerFile
-from lmtool.run.files import SavedSplit, TableSplit
+from lmtool.runs.files import SavedSplit, TableSplit
 from lmtool.tasks.build import build_task, get_default_metric, get_task_class, resolve_objective
 from lmtool.tasks.data import TableData, TaskRows
 from lmtool.tasks.findings import find_table_problems

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from lmtool.printable import format_count
-from lmtool.run.files import TaskScores
-from lmtool.run.listing import main_metric
-from lmtool.run.uncertainty import CROSS_VALIDATION, confidence_interval_95, effective_sample_size
+from lmtool.runs.files import TaskScores
+from lmtool.runs.listing import main_metric
+from lmtool.runs.uncertainty import CROSS_VALIDATION, confidence_interval_95, effective_sample_size
 from lmtool.tasks.baseline import Baseline, format_mean_baseline
 from lmtool.tasks.metrics import format_class_scores, format_confusion
 from lmtool.tasks.reading import LabelledRow

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from lmtool.checks.check import infer_check_subject
+from lmtool.apps.checking.check import infer_check_subject
 from lmtool.data.survey import Progress
 from lmtool.data.table import open_table
 from lmtool.errors import LmtoolError, UsageError
-from lmtool.inference.evaluation import ignore_progress
-from lmtool.inference.reference import Reference, resolve_model_names, resolve_reference
+from lmtool.evaluation.loop import ignore_progress
 from lmtool.recipe.finetuning import FEW_ROWS, MAX_ROWS_OF_CLASS, HeadKind, TableProperties
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.resolve import CHARACTER_SETTINGS, LINEAR_RECIPE, resolve
@@ -20,6 +19,7 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import TABLE_KEYS, Data
 from lmtool.recipe.spec.training import Lbfgs, Tuning
 from lmtool.recipe.spec.transformer import Transformer
+from lmtool.runs.reference import Reference, resolve_model_names, resolve_reference
 from lmtool.tasks.baseline import MIN_KNOWN_WORD_SHARE, compute_word_overlap_of_halves
 from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.language import choose_encoder

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import typer
 
-from lmtool.checks import check as checking
+from lmtool.apps.checking import check as checking
 from lmtool.cli import app, settings
-from lmtool.cost import planning
-from lmtool.inference import reference
-from lmtool.inference.reference import resolve_recipe_for_text
 from lmtool.recipe.spec.text import TABLE_KEYS
+from lmtool.runs import reference
+from lmtool.runs.reference import resolve_recipe_for_text
 from lmtool.training import train as starting
+from lmtool.training.cost import planning
 from lmtool.training.plan import TrainingPlan
 from tests.support.cli import SENTENCES, CommandLine
 from tests.support.training import no_report

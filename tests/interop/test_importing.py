@@ -18,18 +18,18 @@ from transformers import PreTrainedTokenizerFast
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, ResourceError, UsageError
-from lmtool.export.exporting import export
+from lmtool.evaluation.embedding import embed
 from lmtool.generation.generate import TextGenerator
-from lmtool.inference.embedding import embed
-from lmtool.inference.load import load_run
-from lmtool.inference.reference import import_if_published
+from lmtool.interop.export.exporting import export
 from lmtool.interop.importing import import_model_as_run, import_to_cache
 from lmtool.interop.references import is_published
-from lmtool.run.directory import Run
+from lmtool.runs.directory import Run
+from lmtool.runs.load import load_run
+from lmtool.runs.reference import import_if_published
 from lmtool.tokenization.encoder import is_gpt2_bpe
 from lmtool.tokenization.tokenizer import Tokenizer as OurTokenizer
 from tests.faults.places import make_read_only
-from tests.run.killing import in_child
+from tests.runs.killing import in_child
 from tests.support.cases import nightly_but
 from tests.support.peers import BERT, CASES, CORPUS, PLAIN, TEXTS, brought, peer_in, rows_of, word_pieces
 

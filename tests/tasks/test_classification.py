@@ -15,15 +15,15 @@ from sklearn import metrics as sklearn
 
 from lmtool.compute.device import configure_compute
 from lmtool.errors import UsageError
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.generation.generate import complete
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.evaluation import ValidationResult
 from lmtool.model import build
 from lmtool.model.heads import HeadOutput
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data
-from lmtool.run.files import TaskScores
+from lmtool.runs.files import TaskScores
 from lmtool.tasks import heads, text_to_text
 from lmtool.tasks.build import build_task
 from lmtool.tasks.classification import ClassificationTask

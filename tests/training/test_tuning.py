@@ -12,17 +12,17 @@ from torch import Tensor
 
 from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.inference import reference
-from lmtool.inference.load import load_run, load_trained_model, read_merged_weights
-from lmtool.inference.reference import resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapter_parameter_names
 from lmtool.recipe.finetuning import ADAPTER_LR, TRAINED_LR
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.training import AdamW
-from lmtool.records import encode_with_checksum
-from lmtool.run.checkpoint import verify_checkpoint
-from lmtool.run.directory import Run
+from lmtool.runs import reference
+from lmtool.runs.checkpoint import verify_checkpoint
+from lmtool.runs.directory import Run
+from lmtool.runs.load import load_run, load_trained_model, read_merged_weights
+from lmtool.runs.reference import resolve_reference
+from lmtool.storage.records import encode_with_checksum
 from lmtool.training.events import FitStarted
 from lmtool.training.finetuning import plan_finetuning
 from tests.support.cases import nightly_but

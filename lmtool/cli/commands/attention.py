@@ -44,11 +44,10 @@ def attention(
 
     from rich.console import Console
 
-    from lmtool.analysis.attention import compute_attention
-    from lmtool.analysis.attribution import attribute_words
     from lmtool.compute.device import configure_compute
+    from lmtool.evaluation.attention import compute_attention
+    from lmtool.evaluation.attribution import attribute_words
     from lmtool.generation.prompts import resolve_stdin_text
-    from lmtool.inference.load import load_run
     from lmtool.model.heads import Classifier
     from lmtool.report.attention import (
         format_attention_head,
@@ -57,6 +56,7 @@ def attention(
         render_attention_page,
     )
     from lmtool.report.page import write_page
+    from lmtool.runs.load import load_run
 
     if compare_heads and (output is not None or npz is not None):
         raise UsageError("--compare-heads prints a table, and writes no file", fix="leave it out, or -o and --npz")

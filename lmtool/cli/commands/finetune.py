@@ -21,7 +21,7 @@ from lmtool.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from lmtool.run.directory import Run
+    from lmtool.runs.directory import Run
     from lmtool.training.events import Event
     from lmtool.training.job import SessionOptions
     from lmtool.training.plan import TrainingPlan
@@ -100,9 +100,9 @@ def finetune(
     check_settings(settings) if recipe is None else resolve(recipe, settings)
 
     from lmtool.compute.processes import is_main_process
-    from lmtool.inference.merging import merge_adapters_into_new_run as make_merged
-    from lmtool.run.creation import has_checkpoint
-    from lmtool.run.directory import Run
+    from lmtool.runs.creation import has_checkpoint
+    from lmtool.runs.directory import Run
+    from lmtool.runs.merging import merge_adapters_into_new_run as make_merged
     from lmtool.tasks.results import summarize_runs
     from lmtool.training.finetuning import plan_finetuning
     from lmtool.training.resuming import resume
@@ -155,8 +155,8 @@ def _find_begun_seeds(folder: Path) -> "list[Run]":
 
     Raises UsageError for runs of another command.
     """
-    from lmtool.run.creation import has_checkpoint
-    from lmtool.run.directory import Run
+    from lmtool.runs.creation import has_checkpoint
+    from lmtool.runs.directory import Run
 
     paths = [
         path for path in sorted(folder.glob("seed-*")) if re.fullmatch(r"seed-\d+", path.name) and has_checkpoint(path)
@@ -196,7 +196,7 @@ def _check_same_base(begun: "Sequence[Run]", digest: str | None) -> None:
 
 def _start_with_export_note(plan: "TrainingPlan", options: "SessionOptions") -> "Iterator[Event]":
     """Yields the events of training, and before its first step a note on how the run can be exported."""
-    from lmtool.export.forms import describe_export
+    from lmtool.interop.export.forms import describe_export
     from lmtool.training.events import Info, Started
     from lmtool.training.train import train
 

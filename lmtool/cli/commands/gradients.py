@@ -33,11 +33,11 @@ def gradients(
     lmtool gradients elman "One day it rained, so the cat stayed in." --beside lstm
     lmtool gradients elman "One day it rained, so the cat stayed in." --starts
     """
-    from lmtool.analysis.gradients import compute_gradient_flow_of_text, measure_state_contraction_on_text
     from lmtool.compute.device import configure_compute
+    from lmtool.evaluation.gradients import compute_gradient_flow_of_text, measure_state_contraction_on_text
     from lmtool.generation.prompts import resolve_stdin_text
-    from lmtool.inference.load import load_run
     from lmtool.report import gradients as report
+    from lmtool.runs.load import load_run
 
     check_new(output)
     of_gradients = {"--token": token, "--source": source, "--beside": beside}

@@ -46,12 +46,12 @@ def neighbors(
     lmtool neighbors last moon --only sun,star,cheese --map pca
     lmtool neighbors last bank --in "the bank of the river" --among texts.txt --map pca
     """
-    from lmtool.analysis import neighbors as analysis
+    from lmtool.apps.search.entries import read_entries
     from lmtool.compute.device import configure_compute
-    from lmtool.inference.load import load_run
+    from lmtool.evaluation import neighbors as analysis
     from lmtool.recipe.spec.text import Data
     from lmtool.report import neighbors as report
-    from lmtool.search.entries import read_entries
+    from lmtool.runs.load import load_run
 
     if [word, analogy, similarity].count(None) != 2:
         raise UsageError("give a WORD, --analogy or --similarity", fix="one of them: lmtool neighbors RUN WORD")
