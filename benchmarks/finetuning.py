@@ -25,8 +25,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from lmtool.data.table import open_table
 from lmtool.evaluation.loop import ignore_progress
+from lmtool.interop.resolve import import_if_published
 from lmtool.recipe.load import Setting, parse_settings
-from lmtool.runs.reference import import_if_published
 from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import BATCHES_PER_POOL

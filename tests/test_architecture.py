@@ -19,32 +19,27 @@ ROOT = Path(__file__).parents[1]
 LEVELS = [
     {""},
     {"errors", "printable", "system"},
-    {"durable", "extras"},
-    {"checksum"},
-    {"records"},
+    {"extras"},
+    {"storage"},
     {"recipe"},
     {"arrays", "batch"},
-    {"compute", "run"},
-    {"tokenization", "model"},
-    {"data"},
-    {"objective", "interop"},
-    {"inference"},
-    {"generation"},
-    {"analysis"},
+    {"tokenization", "compute"},
+    {"model"},
+    {"objective", "data"},
+    {"runs"},
+    {"interop"},
+    {"generation", "evaluation"},
     {"tasks"},
-    {"search"},
-    {"checks"},
     {"training"},
-    {"cost"},
-    {"report", "loggers", "export", "serving"},
-    {"sweeping", "labelling"},
+    {"report", "serving"},
+    {"apps"},
     {"cli", "api"},
     {"estimators"},
     {"__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 HEAVY = {"torch", "numpy", "datasets", "tokenizers", "tiktoken", "pyarrow", "pandas", "safetensors", "transformers"}
-LIGHT_ROOMS = {"", "errors", "system", "durable", "checksum", "printable", "records", "recipe", "cli", "__main__"}
+LIGHT_ROOMS = {"", "errors", "system", "storage", "printable", "recipe", "cli", "__main__"}
 LIGHT_PACKAGES = {("lmtool", "cli"), ("lmtool", "recipe")}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 OF_ONE_PLATFORM = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix", "msvcrt", "winreg", "_winapi"}

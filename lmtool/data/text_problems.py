@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from lmtool.data.corpus import DocumentChunk
 from lmtool.data.files import quote
+from lmtool.data.notices import MIN_TEXT_BYTES, Notice, make_language_notices, make_truncation_notices
 from lmtool.data.prepare import CorpusSubset
 from lmtool.printable import format_count
-from lmtool.tasks.notices import MIN_TEXT_BYTES, Notice, make_language_notices, make_truncation_notices
 from lmtool.tokenization.tokenizer import Tokenizer
 
 BRIEF_CHUNKS = (64, 8)

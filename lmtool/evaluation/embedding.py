@@ -200,3 +200,22 @@ def _pool(hidden_TD: Tensor, row: EncodedText, pool: PoolName) -> Tensor:
     read = slice(len(row.tokens)) if pool in ("first", "last") else slice(row.first, row.last)
     pooled_1D: Tensor = Pooling("mean" if pool == "own" else pool, hidden_TD.shape[1])(hidden_TD[None, read], None)
     return pooled_1D
+
+
+def normalize(vectors_ND: Vectors) -> Vectors:
+    """Scales vectors to length 1; zeros stay."""
+    return torch.nn.functional.normalize(torch.from_numpy(vectors_ND)).numpy()
+
+
+def embed_to_unit_vectors(loaded: LoadedModel, texts: Iterable[str]) -> Vectors:
+    """Returns vectors (N, D) of texts, pooled as in training and scaled to length 1; zeros for texts without tokens.
+
+    Raises DataError if no text has a token.
+    """
+    every = [*texts]
+    read = [i for i, text in enumerate(every) if loaded.tokenizer.encode(text)]
+    embedded = embed(loaded, (every[i] for i in read), -1, "own", truncate=True)
+    found_ND = normalize(np.concatenate([one.vectors for one in embedded]))
+    vectors_ND = np.zeros((len(every), found_ND.shape[1]), found_ND.dtype)
+    vectors_ND[read] = found_ND
+    return vectors_ND

@@ -23,6 +23,7 @@ from lmtool.data.files import quote, quote_all
 from lmtool.data.table import INFERRED_FORMAT, SkippedRows, Table, open_table, parse_label_number
 from lmtool.errors import DataError, UsageError
 from lmtool.evaluation.embedding import embed
+from lmtool.interop.resolve import resolve_reference
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
 from lmtool.runs.load import LoadedModel, load_run
@@ -272,7 +273,7 @@ def correlate_with_human_similarities(
     table = open_table(table_path, table_format)
     skipped = SkippedRows()
     pairs = list(_read_rated_word_pairs(table, skipped if table_format.skip_bad_rows else None))
-    loaded = load_run(run_name, configure_compute(device, "float32"))
+    loaded = load_run(resolve_reference(run_name), configure_compute(device, "float32"))
     token = {word: _lookup_any_case(loaded.tokenizer, word) for pair in pairs for word in pair[:2]}
     scored = [(token[a], token[b], score) for a, b, score in pairs if None not in (token[a], token[b])]
     if len(scored) < 2:

@@ -20,6 +20,7 @@ from lmtool.data.store import TokenStore
 from lmtool.data.survey import Progress
 from lmtool.errors import DataError, UsageError
 from lmtool.evaluation.loop import EvaluationItems, ValidationResult, evaluate_items, ignore_progress
+from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
 from lmtool.objective.cross_entropy import rows_per_chunk
@@ -319,11 +320,11 @@ def measure_perplexity(
         return PerplexityResult(perplexity, loaded, bundled_entropy_bits_per_byte(sources, data), n_unseen)
 
     with configure_compute(device, precision).join_processes() as compute:
-        loaded = load_merged_and_packed(reference, compute)
+        loaded = load_merged_and_packed(resolve_reference(reference), compute)
         result = measure(loaded, context, stride)
         if baseline is None:
             return result
-        other = load_merged_and_packed(baseline, compute)
+        other = load_merged_and_packed(resolve_reference(baseline), compute)
         if "pair" in (loaded.objective.unit, other.objective.unit):
             raise UsageError("pairs of words cannot be compared with tokens", fix="omit --baseline")
         return replace(result, baseline=measure(other, None, None))

@@ -35,8 +35,7 @@ from lmtool.runs.history import (
 )
 from lmtool.runs.listing import describe_fingerprints_and_lineage, validation_part
 from lmtool.runs.log import LogRecord
-from lmtool.runs.uncertainty import confidence_interval_95, effective_sample_size
-from lmtool.tasks.results import PARTS_OF_OTHER_MODELS
+from lmtool.runs.uncertainty import PARTS_OF_OTHER_MODELS, confidence_interval_95, effective_sample_size
 
 MAX_CONFUSION_CLASSES = 30
 """Classes that a confusion matrix shows, those with the most rows."""

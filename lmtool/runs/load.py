@@ -42,7 +42,7 @@ from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.runs.checkpoint import Checkpoint
 from lmtool.runs.directory import FEATURES, NGRAMS, Run
-from lmtool.runs.reference import Reference, find_unchanged_base, resolve_reference
+from lmtool.runs.reference import Reference, find_unchanged_base
 from lmtool.runs.tensors import get_meta_tensors, read_tensor_rows, select_and_strip_prefix
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -200,12 +200,12 @@ def build_for_training(
 def load_run(reference: str | Reference, compute: ExecutionContext | None = None) -> LoadedModel:
     """Loads the best checkpoint of a run, or a given checkpoint, for inference.
 
-    reference: as for `resolve_reference`.
+    reference: a run that is there, by `Reference.from_name` if it is a name.
     compute: the best device, in float32, by default. Its processes share a model that does not fit the memory of one,
         and then compute in step; see `LoadedModel.compute_with_gathered_shards`.
     Raises CheckpointError if there is none, or if its parts are inconsistent.
     """
-    source = resolve_reference(reference) if isinstance(reference, str) else reference
+    source = Reference.from_name(reference) if isinstance(reference, str) else reference
     checkpoint, recipe, tokenizer = source.checkpoint, source.recipe, source.tokenizer
     compute = compute or configure_compute("auto", "float32")
     sharding = None
@@ -288,7 +288,7 @@ def load_feature_model(run: Run, recipe: Recipe, compute: ExecutionContext) -> L
     """
     if not isinstance(recipe.model, FeatureReadingModelSpec) or recipe.model.features is None:
         return None
-    copy = resolve_reference(str(run.path / FEATURES))
+    copy = Reference.from_name(str(run.path / FEATURES))
     return LoadedModel(load_trained_model(copy, compute), copy, copy.recipe, compute)
 
 

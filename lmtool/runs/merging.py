@@ -12,7 +12,7 @@ from lmtool.runs.files import RunInfo, describe_environment, read_saved_state
 from lmtool.runs.listing import SavedEvaluations, read_evaluations
 from lmtool.runs.load import read_merged_weights
 from lmtool.runs.paths import add_to_runs_index
-from lmtool.runs.reference import resolve_reference
+from lmtool.runs.reference import Reference
 from lmtool.runs.saving import Snapshot
 from lmtool.storage import durable
 from lmtool.storage.durable import atomic_output_folder, check_folder_is_empty
@@ -26,7 +26,7 @@ class MergedRun(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def merge_adapters_into_new_run(reference: str, output: Path | None, command_line: Sequence[str]) -> MergedRun:
+def merge_adapters_into_new_run(adapted: Reference, output: Path | None, command_line: Sequence[str]) -> MergedRun:
     """Makes a run that predicts as another one does, but has no adapters and needs no base run.
 
     It has the best checkpoint, or the given one, with its logs and results. An error or a kill leaves no run.
@@ -35,7 +35,6 @@ def merge_adapters_into_new_run(reference: str, output: Path | None, command_lin
     Raises UsageError for a run without adapters and for a folder in use, CheckpointError if the base is missing or the
     run is damaged.
     """
-    adapted = resolve_reference(reference)
     old, recipe, step = adapted.run, adapted.recipe, adapted.checkpoint.step
     if recipe.tuning.lora is None:
         what = "this run has no adapters: it needs no base run"

@@ -1,30 +1,25 @@
-"""Resolves names of models, in arguments and in recipes, to runs and their checkpoints.
+"""References to models: a run and one of its checkpoints, whose files are read and verified when they are needed.
 
-A name is that of a run, `last`, RUN@STEP, the directory of a run or a checkpoint, or a published model, which is
-imported first: hf:ORG/NAME[@REVISION], a Hugging Face directory, or a .gguf file.
+A name is that of a run, `last`, RUN@STEP, or the directory of a run or a checkpoint.
 """
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 from pydantic import ValidationError
 
-from lmtool.data.survey import Progress, ScannedTrainingText, scan_training_text
 from lmtool.errors import CheckpointError, RecipeError, UsageError
-from lmtool.interop.references import HUB_PREFIX, find_imported_run, is_published
 from lmtool.printable import printable
 from lmtool.recipe.changes import diff_recipes, find_unchangeable_keys
 from lmtool.recipe.finetuning import ParentRun
-from lmtool.recipe.grammar import get_value_or_default
-from lmtool.recipe.load import ResolvedRecipe, Setting, load_run_recipe
-from lmtool.recipe.resolve import is_default_recipe, resolve
+from lmtool.recipe.load import load_run_recipe
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs import checkpoint as checkpoints
 from lmtool.runs.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
-from lmtool.runs.directory import CHECKPOINTS, RECIPE, TOKENIZER_FILE, Run
+from lmtool.runs.directory import CHECKPOINTS, RECIPE, Run
 from lmtool.runs.files import SourceCheckpoint, read_saved_state
 from lmtool.runs.find import find_run
 from lmtool.runs.paths import add_version_hint
@@ -50,6 +45,14 @@ class Reference:
             return self.run.find_newest_checkpoint(verify_optimizer=verify_optimizer, peers=peers)
         verify_optimizer = verify_optimizer and checkpoints.has_optimizer(self.named)
         return checkpoints.verify_checkpoint(self.named, verify_optimizer=verify_optimizer, peers=peers), []
+
+    @classmethod
+    def from_name(cls, name: str) -> Self:
+        """Finds a run and maybe one of its checkpoints by name or directory. Raises CheckpointError as `find_run` does.
+
+        Published models have no runs yet; `interop.resolve.resolve_reference` finds and imports them.
+        """
+        return cls(*find_run(name))
 
     @cached_property
     def _checkpoint_and_warnings(self) -> tuple[Checkpoint, list[str]]:
@@ -117,40 +120,6 @@ class Reference:
         }
 
 
-def resolve_reference(name: str) -> Reference:
-    """Resolves the name of a model to its run and checkpoint; a published model is imported first.
-
-    Raises CheckpointError as `run.find.find_run` does, and for a model that cannot be imported.
-    """
-    return Reference(*find_run(import_if_published(name)))
-
-
-def import_if_published(name: str) -> str:
-    """Imports a model if it is published, and returns the directory of its run; returns other names as they are.
-
-    Raises CheckpointError for a model that cannot be imported.
-    """
-    if not is_published(name):
-        return name
-    if name.startswith(HUB_PREFIX) and (known := find_imported_run(name)) is not None:
-        return str(known)
-    from lmtool.interop.importing import import_to_cache
-
-    return str(import_to_cache(name))
-
-
-def resolve_without_download(name: str) -> str:
-    """Resolves a name from a file as `import_if_published`, but downloads nothing, which only typed names may do.
-
-    Raises CheckpointError for a name of the Hub that was not imported before.
-    """
-    if name.startswith(HUB_PREFIX) and find_imported_run(name) is None:
-        what = "a file names a model of the Hub, which is not in the cache and not downloaded because of that"
-        fix = f"if you trust it, name it yourself, which imports it: lmtool runs show {printable(name)[:120]}"
-        raise CheckpointError(what, where=printable(name)[:120], fix=fix, code="run_not_found")
-    return import_if_published(name)
-
-
 def find_unchanged_base(run: Run) -> Reference:
     """Finds the checkpoint that a run was initialized from, at its old path or in a run of its name.
 
@@ -174,9 +143,8 @@ def _find_recorded_checkpoint(
     if record is None:
         raise CheckpointError(f"the run does not name {role}", where=str(run_with_record.path), fix="train anew")
     wanted = f"{purpose} {record.checkpoint} of {record.run}"
-    known = resolve_without_download(record.path if Path(record.path).exists() else record.run)
     try:
-        run = resolve_reference(known).run
+        run = Reference.from_name(record.path if Path(record.path).exists() else record.run).run
         reference = Reference(run, run.path / CHECKPOINTS / record.checkpoint)
         is_same = reference.checkpoint.model_digest == record.sha256
     except CheckpointError as error:
@@ -231,60 +199,12 @@ def read_trained_recipe(checkpoint: Checkpoint) -> Recipe:
         raise add_version_hint(checkpoint.path.parents[1], unread) from error
 
 
-def find_tokenizer_path(reference: str) -> str:
-    """Returns the path of a tokenizer.json, of a folder with one, or of a model's tokenizer. Raises CheckpointError."""
-    is_file = os.path.isfile(reference) and not is_published(reference)
-    if is_file or os.path.isfile(os.path.join(reference, TOKENIZER_FILE)):
-        return reference
-    try:
-        return str(resolve_reference(reference).run.tokenizer_path)
-    except CheckpointError as error:
-        fix = "name a tokenizer.json, or a folder, run or model with one"
-        raise CheckpointError(f"there is no tokenizer: {error.what}", where=error.where, fix=fix) from error
+def with_saved_calibration(recipe: Recipe, figures: Mapping[str, Any], checkpoint_step: int) -> Recipe:
+    """Returns the recipe with temperature and thresholds that held-out rows decided, unless it names them itself.
 
-
-def resolve_recipe_for_text(
-    recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
-) -> tuple[ResolvedRecipe, ScannedTrainingText | None]:
-    """Resolves a recipe for a text; the default recipe depends on the size of the text, which is then read.
-
-    report: None to not read the text, and resolve the recipe as for any text.
-    Returns the resolved recipe, and the text if it was read. Raises as `scan_training_text` and `resolve_model_names`.
+    figures: results of the run. Temperature and thresholds of another step than that of the checkpoint are not used.
     """
-    resolved, scanned = resolve(recipe, settings), None
-    if report is not None and is_default_recipe(recipe) and resolved.recipe.data.sources:
-        scanned = scan_training_text(resolved.recipe.resolved_data, seed=resolved.recipe.seed, report=report)
-        resolved = resolve(recipe, settings, scanned.text.text_statistics)
-    return resolve_model_names(resolved), scanned
-
-
-def resolve_model_names(resolved: ResolvedRecipe, base: Recipe | None = None) -> ResolvedRecipe:
-    """Replaces names of models in a recipe by their runs; see `import_if_published`.
-
-    base: the recipe of the run that it continues, whose names are resolved already.
-    Raises CheckpointError for a model that cannot be imported.
-    """
-    named = _model_names(resolved.recipe)
-    if base is not None:
-        named = dict(named.items() - _model_names(base).items())
-    runs = {key: MODEL_NAME_RESOLVERS[key](value) for key, value in named.items()}
-    return replace(resolved, recipe=resolved.recipe.with_unvalidated_values(runs)) if runs != named else resolved
-
-
-def _model_names(recipe: Recipe) -> dict[str, str]:
-    """Returns the names of models in a recipe, by key."""
-    tree = recipe.model_dump()
-    return {
-        key: value
-        for key in MODEL_NAME_RESOLVERS
-        if isinstance(value := get_value_or_default(tree, tuple(key.split("."))), str)
-    }
-
-
-MODEL_NAME_RESOLVERS: Mapping[str, Callable[[str], str]] = {
-    "distillation.teacher": import_if_published,
-    "model.features.run": import_if_published,
-    "model.embeddings": import_if_published,
-    "tokenizer.path": find_tokenizer_path,
-}
-"""Functions that resolve the keys of a recipe that name a model. Embeddings and tokenizers may also be files."""
+    is_same_step = figures.get("step") == checkpoint_step
+    keys = ("null_threshold", *(("temperature", "thresholds") if is_same_step else ()))
+    unset = (key for key in keys if getattr(recipe.objective, key, "") is None)
+    return recipe.with_unvalidated_values({f"objective.{key}": figures.get(key) for key in unset})

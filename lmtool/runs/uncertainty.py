@@ -11,6 +11,16 @@ CORRELATION_METRICS = ("correlation", "pearson", "spearman")
 CROSS_VALIDATION = "cross-validation"
 """Name of the part that has all rows, each scored by a model of the others."""
 
+HELD_OUT_QUARTER = "held-out quarter"
+"""Part of the results of a quarter of the rows by a model of the others, if the final model is trained on all rows."""
+
+PARTS_OF_OTHER_MODELS = {
+    CROSS_VALIDATION: "each row is scored by a model of other rows; the model that is saved is fitted to all of them",
+    HELD_OUT_QUARTER: "scored by a model of the other rows; the one that is saved is trained on all of them, for as "
+    "many steps",
+}
+"""How parts are scored if the final model is trained on all rows."""
+
 N_FOLDS = 5
 """Parts of the rows in cross-validation."""
 

@@ -3,16 +3,15 @@
 import asyncio
 import base64
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, partial
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.apps.search.index import Index
 from lmtool.data.rowfile import find_matching_column
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.evaluation.embedding import EncodedText, Vectors, embed_encoded, encode_text
@@ -63,6 +62,13 @@ Tokenized = TypeVar("Tokenized", EncodedText, "TextWindows")
 Result = TypeVar("Result")
 
 
+class SearchableTexts(Protocol):
+    """Texts that are searched by their vectors, such as an `Index`."""
+
+    def find_nearest(self, query_QD: Vectors, k: int) -> Iterable[Sequence[NamedTuple]]:
+        """Returns the k texts nearest to each query, the nearest first, as records."""
+
+
 class ModelService:
     """Computes responses with one run.
 
@@ -70,7 +76,7 @@ class ModelService:
     """
 
     def __init__(
-        self, generator: TextGenerator, scheduler: Scheduler, max_tokens: int, index: Index | None = None
+        self, generator: TextGenerator, scheduler: Scheduler, max_tokens: int, index: SearchableTexts | None = None
     ) -> None:
         self.generator, self.scheduler, self.max_tokens, self.index = generator, scheduler, max_tokens, index
         self.loaded = generator.loaded

@@ -16,6 +16,7 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.data.vectors import VectorFile, WordVectors
 from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.interop.resolve import resolve_reference
 from lmtool.printable import format_count, printable
 from lmtool.recipe.spec.model import InitialEmbeddingsModelSpec
 from lmtool.recipe.spec.recipe import Model, Recipe
@@ -24,7 +25,7 @@ from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.runs.directory import FEATURES
 from lmtool.runs.load import LoadedModel, MatchedVectors, load_run, load_trained_model
-from lmtool.runs.reference import Reference, resolve_reference
+from lmtool.runs.reference import Reference
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
@@ -155,7 +156,7 @@ def load_features_and_update_recipe(recipe: Recipe, base: Reference | None) -> t
         if old is None or old.run != features.run or old.beside != features.beside:
             what = f"{base.run.name} was trained without these features, for which its layers are too narrow"
             raise UsageError(what, where="model.features", fix="train from scratch with --recipe, or omit them")
-    source = resolve_reference(features.run if base is None else str(base.run.path / FEATURES))
+    source = resolve_reference(features.run) if base is None else Reference.from_name(str(base.run.path / FEATURES))
     theirs = source.recipe.model
     if source.recipe.tuning.lora is not None:
         fix = f"make a whole run first: lmtool runs merge {source.run.name}"

@@ -8,6 +8,7 @@ from lmtool.compute.device import ExecutionContext, configure_compute
 from lmtool.data.survey import Progress
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.interop.references import HUB_PREFIX, hub_note_file
+from lmtool.interop.resolve import resolve_reference
 from lmtool.printable import format_count
 from lmtool.recipe.changes import CHANGE_RULES, diff_recipes, find_change_rule, find_unchangeable_keys
 from lmtool.recipe.dump import dump_yaml
@@ -25,7 +26,6 @@ from lmtool.runs.reference import (
     find_unchanged_teacher,
     read_trained_recipe,
     read_verified_tokenizer,
-    resolve_reference,
 )
 from lmtool.storage.durable import write_file
 from lmtool.storage.records import encode_json

@@ -31,10 +31,10 @@ from lmtool.runs.checkpoint import Checkpoint
 from lmtool.runs.directory import PROFILE, Run
 from lmtool.runs.interpolation import replace_saved_ngrams
 from lmtool.runs.load import load_weights
-from lmtool.runs.uncertainty import CROSS_VALIDATION, N_FOLDS, are_indistinguishable_scores
+from lmtool.runs.uncertainty import CROSS_VALIDATION, HELD_OUT_QUARTER, N_FOLDS, are_indistinguishable_scores
 from lmtool.storage.records import replace_nonfinite
 from lmtool.tasks.data import TableData
-from lmtool.tasks.results import HELD_OUT_QUARTER, Results
+from lmtool.tasks.results import Results
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.comparison import BitsPerByteResults

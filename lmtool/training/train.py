@@ -5,10 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 
-from lmtool.apps.search.index import embed_to_unit_vectors
 from lmtool.compute.device import ExecutionContext, configure_compute
 from lmtool.errors import NumericalError
-from lmtool.evaluation.embedding import Vectors
+from lmtool.evaluation.embedding import Vectors, embed_to_unit_vectors
 from lmtool.model.size import build_on_meta
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.objective import supported_objectives

@@ -19,13 +19,13 @@ from lmtool.data.survey import no_progress
 from lmtool.interop import importing
 from lmtool.interop.export.exporting import export, export_gguf_and_modelfile
 from lmtool.interop.references import hub_note_file, imports_folder
+from lmtool.interop.resolve import MODEL_NAME_RESOLVERS
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.grammar import iterate_dotted_keys, specs_with_key
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.directory import Run
 from lmtool.runs.load import load_run
-from lmtool.runs.reference import MODEL_NAME_RESOLVERS
 from tests.support.cli import RUN, SENTENCES, CommandLine
 
 FOLDERS = {

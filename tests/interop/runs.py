@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lmtool.compute.device import configure_compute
+from lmtool.interop.resolve import resolve_reference
 from lmtool.model import lora
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import load
@@ -16,7 +17,6 @@ from lmtool.recipe.spec.text import BpeTokenizer, TokenizerSpec, WordPieceTokeni
 from lmtool.runs.creation import create_run
 from lmtool.runs.files import RunInfo
 from lmtool.runs.load import build_for_training
-from lmtool.runs.reference import resolve_reference
 from lmtool.runs.saving import Snapshot
 from lmtool.tokenization.tokenizer import Tokenizer
 

@@ -23,9 +23,9 @@ from lmtool.generation.generate import TextGenerator
 from lmtool.interop.export.exporting import export
 from lmtool.interop.importing import import_model_as_run, import_to_cache
 from lmtool.interop.references import is_published
+from lmtool.interop.resolve import import_if_published
 from lmtool.runs.directory import Run
 from lmtool.runs.load import load_run
-from lmtool.runs.reference import import_if_published
 from lmtool.tokenization.encoder import is_gpt2_bpe
 from lmtool.tokenization.tokenizer import Tokenizer as OurTokenizer
 from tests.faults.places import make_read_only

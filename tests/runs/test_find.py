@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import CheckpointError
+from lmtool.interop.resolve import resolve_reference
 from lmtool.runs.directory import Run
 from lmtool.runs.find import find_resumable_or_last_run
-from lmtool.runs.reference import Reference, resolve_reference
+from lmtool.runs.reference import Reference
 from tests.support.errors import refuses
 from tests.support.runs import MakeRun
 

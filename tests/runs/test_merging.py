@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from lmtool.interop.resolve import resolve_reference
 from lmtool.runs.damage import find_damaged_run_files
 from lmtool.runs.directory import BASELINE, METRICS, RESULTS, RUN_FILES, SAMPLES, SPLIT, Run
 from lmtool.runs.listing import read_evaluations, save_evaluation_unless_training_data
 from lmtool.runs.merging import merge_adapters_into_new_run
-from lmtool.runs.reference import resolve_reference
 from lmtool.storage.durable import TEMPORARY_PREFIX
 from tests.runs.killing import die_at_event, in_child
 from tests.support.errors import refuses

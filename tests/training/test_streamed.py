@@ -24,11 +24,11 @@ from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BackgroundBloc
 from lmtool.data.corpus import DocumentChunk
 from lmtool.data.streaming import BlockPosition
 from lmtool.errors import CheckpointError, DataError, ResourceError
+from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.recipe.finetuning import resolve_continued_training
 from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
-from lmtool.runs.reference import resolve_reference
 from lmtool.storage.durable import cache_folder, make_parent_and_scratch_folder
 from lmtool.training import train
 from lmtool.training.data import TextData, prepare_text

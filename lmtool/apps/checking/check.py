@@ -1,19 +1,17 @@
 """Checks runs, tables, texts and token stores before training: `lmtool check`."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from lmtool.compute.device import CPU
 from lmtool.data.cached import find_damaged_entries
-from lmtool.data.files import TABLE_FORMATS, find_files, infer_format, name_without_compression
+from lmtool.data.files import find_files
 from lmtool.data.hub import HUB_PREFIX
+from lmtool.data.notices import Notice
 from lmtool.data.prepare import compute_tokenized_fingerprint, open_and_split_texts
 from lmtool.data.store import STORE_MANIFEST, TokenStore
 from lmtool.data.survey import Progress
-from lmtool.data.table import open_table
 from lmtool.data.text_problems import find_text_problems
 from lmtool.errors import CheckpointError, DataError, LmtoolError
 from lmtool.printable import format_count
@@ -28,7 +26,6 @@ from lmtool.runs.load import load_trained_model
 from lmtool.runs.reference import Reference, read_verified_tokenizer
 from lmtool.storage.durable import cache_folder
 from lmtool.tasks.build import get_row_kind
-from lmtool.tasks.notices import Notice
 from lmtool.tasks.prepare import (
     TaskTables,
     check_tables,
@@ -36,13 +33,8 @@ from lmtool.tasks.prepare import (
     parse_tables_and_weights,
     read_and_encode_tables,
 )
-from lmtool.tasks.schema import find_label_by_name, has_inferable_label
+from lmtool.tasks.subject import STORE_FOLDERS, Subject, find_run_path_even_damaged
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
-
-Subject = Literal["run", "table", "text", "tokens", "cache"]
-
-_STORES = ("", "train", "valid")
-"""Folders of token stores in the output of `lmtool tokenize`."""
 
 
 @dataclass(frozen=True)
@@ -82,60 +74,9 @@ class CheckResult:
             raise DataError(what, where=self.name, fix="mend the data, or omit --strict")
 
 
-def infer_check_subject(
-    names: Sequence[str], data: Data, *, is_text: bool, infer_labels_from_cells: bool = False
-) -> Subject:
-    """Infers what names refer to. is_text: excludes tables.
-
-    A file that may be a table or a text is a text if it has the text column, no column with a conventional name of a
-    label, and with `infer_labels_from_cells` no column whose cells may be labels. Raises the errors of `open_table`.
-    """
-    if len(names) == 1 and not is_text:
-        name = names[0]
-        folder = Path(name)
-        if any((folder / part / STORE_MANIFEST).exists() for part in _STORES):
-            return "tokens"
-        if name == "last" or _find_run_path_even_damaged(name) is not None:
-            return "run"
-        if data.test:
-            return "table"
-        if not folder.is_dir() and (name.startswith(HUB_PREFIX) or infer_format(folder) != ".txt"):
-            return "table" if _is_labelled_table(name, data, infer_labels_from_cells) else "text"
-        if name_without_compression(folder).endswith(TABLE_FORMATS):
-            return "table"
-    return "text"
-
-
-def _find_run_path_even_damaged(name: str) -> Path | None:
-    """Returns the directory of the run that a name or checkpoint refers to, also if run.json is damaged; else None."""
-    folder = Path(name)
-    if (folder / CHECKPOINTS).is_dir():
-        return folder
-    if folder.parent.name == CHECKPOINTS and folder.is_dir():
-        return folder.parent.parent
-    if folder.exists():
-        return None
-    for candidate in (name, name.rpartition("@")[0]):
-        with suppress(CheckpointError):
-            return find_run_directory(candidate)
-    return None
-
-
-def _is_labelled_table(source: str, data: Data, infer_labels_from_cells: bool) -> bool:
-    """Returns whether a file of rows is a table: it has no text column, or also one of labels."""
-    if any((data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)):
-        return True
-    table = open_table(source, data)
-    return (
-        data.column not in table.names
-        or find_label_by_name(table) is not None
-        or (infer_labels_from_cells and has_inferable_label(table))
-    )
-
-
 def check_token_stores(folder: Path) -> CheckResult:
     """Checks the token stores of a folder."""
-    stores = [folder / part for part in _STORES if (folder / part / STORE_MANIFEST).exists()]
+    stores = [folder / part for part in STORE_FOLDERS if (folder / part / STORE_MANIFEST).exists()]
     damage = []
     for store in stores:
         try:
@@ -184,7 +125,7 @@ def check_run(name: str, report: Progress) -> CheckResult:
 
     Raises CheckpointError when there is no such run, or when it has not the checkpoint that is named.
     """
-    path = _find_run_path_even_damaged(name) or find_run_directory(name)
+    path = find_run_path_even_damaged(name) or find_run_directory(name)
     damage = dict.fromkeys(find_damaged_run_files(path))
     lines, notices = [str(path)], []
     try:

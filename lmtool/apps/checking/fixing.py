@@ -5,11 +5,11 @@ from bisect import bisect_right
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
-from lmtool.apps.search.index import embed_to_unit_vectors
 from lmtool.apps.search.nearest import find_near_duplicates
 from lmtool.data.files import display_path
 from lmtool.data.rowfile import DelimitedFile, JsonLinesFile
 from lmtool.errors import UsageError
+from lmtool.evaluation.embedding import embed_to_unit_vectors
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.load import LoadedModel
 from lmtool.storage import durable

@@ -9,6 +9,7 @@ import numpy as np
 from lmtool.apps.checking.check import is_data_on_disk
 from lmtool.data.corpus import DocumentChunk
 from lmtool.data.files import quote
+from lmtool.data.notices import Notice
 from lmtool.data.prepare import open_and_split_texts
 from lmtool.data.survey import no_progress
 from lmtool.data.table import SkippedRows
@@ -20,7 +21,6 @@ from lmtool.runs.directory import Run
 from lmtool.runs.listing import iterate_run_and_ancestors
 from lmtool.runs.reference import Reference
 from lmtool.tasks.build import get_row_kind
-from lmtool.tasks.notices import Notice
 from lmtool.tasks.prepare import TaskTables, open_training_tables
 from lmtool.tasks.reading import stream_unlabelled_rows
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.apps.search.index import embed_to_unit_vectors
 from lmtool.arrays import Floats, Ints
+from lmtool.evaluation.embedding import embed_to_unit_vectors
 from lmtool.runs.load import LoadedModel
 
 FOLDS = 5

@@ -31,17 +31,17 @@ from lmtool.apps.search.database import (
     open_verified_database,
 )
 from lmtool.apps.search.entries import Entry, Hits
-from lmtool.apps.search.nearest import find_nearest_by_cosine, normalize
+from lmtool.apps.search.nearest import find_nearest_by_cosine
 from lmtool.arrays import Ints
 from lmtool.compute.device import configure_compute
 from lmtool.data.files import quote
 from lmtool.data.survey import Progress
 from lmtool.errors import CheckpointError, DataError, LmtoolError, UsageError
-from lmtool.evaluation.embedding import Vectors, embed
+from lmtool.evaluation.embedding import Vectors, embed, embed_to_unit_vectors, normalize
+from lmtool.interop.resolve import resolve_reference, resolve_without_download
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Classification
 from lmtool.runs.load import LoadedModel, load_merged_and_packed
-from lmtool.runs.reference import resolve_without_download
 from lmtool.storage import durable
 from lmtool.storage.checksum import xxh3
 from lmtool.tasks.metrics import find_positive_class
@@ -179,14 +179,16 @@ def open_index(
     """
     compute = configure_compute(device, "float32")
     try:
-        loaded = load_merged_and_packed(run or resolve_without_download(Index(Path(path)).run), compute)
+        loaded = load_merged_and_packed(
+            resolve_reference(run) if run else resolve_without_download(Index(Path(path)).run), compute
+        )
     except LmtoolError as error:
         if run is None and error.code == "run_not_found":
             error.fix = f"the index {path} is of it: name it where it is now, --run RUN, or make a new index"
         raise
-    return Index(
-        Path(path), loaded, None if rerank is None else make_cross_encoder(load_merged_and_packed(rerank, compute))
-    )
+    if rerank is None:
+        return Index(Path(path), loaded)
+    return Index(Path(path), loaded, make_cross_encoder(load_merged_and_packed(resolve_reference(rerank), compute)))
 
 
 def make_cross_encoder(loaded: LoadedModel) -> LabelPredictor:
@@ -205,20 +207,6 @@ def rerank_entries(cross_encoder: LabelPredictor, query: str, entries: Sequence[
     p_R = p_RC[:, find_positive_class(cross_encoder.task.labels) or 0].tolist()
     scored = (entry._replace(score=p) for entry, p in zip(entries, p_R, strict=True))
     return sorted(scored, key=lambda entry: -entry.score)
-
-
-def embed_to_unit_vectors(loaded: LoadedModel, texts: Iterable[str]) -> Vectors:
-    """Returns vectors (N, D) of texts, pooled as in training and scaled to length 1; zeros for texts without tokens.
-
-    Raises DataError if no text has a token.
-    """
-    every = [*texts]
-    read = [i for i, text in enumerate(every) if loaded.tokenizer.encode(text)]
-    embedded = embed(loaded, (every[i] for i in read), -1, "own", truncate=True)
-    found_ND = normalize(np.concatenate([one.vectors for one in embedded]))
-    vectors_ND = np.zeros((len(every), found_ND.shape[1]), found_ND.dtype)
-    vectors_ND[read] = found_ND
-    return vectors_ND
 
 
 def add_or_replace_texts(path: Path, loaded: LoadedModel, entries: Sequence[Entry], report: Progress) -> dict[str, int]:

@@ -16,11 +16,6 @@ MAX_SIMILARITIES = 1 << 26
 """Maximum similarities in memory: 256 MB."""
 
 
-def normalize(vectors_ND: Vectors) -> Vectors:
-    """Scales vectors to length 1; zeros stay."""
-    return torch.nn.functional.normalize(torch.from_numpy(vectors_ND)).numpy()
-
-
 def find_nearest_by_cosine(
     vectors_ND: Vectors, query_QD: Vectors, k: int, candidate_N: Ints
 ) -> Iterator[tuple[Vectors, Ints]]:

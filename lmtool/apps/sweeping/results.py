@@ -17,7 +17,7 @@ from lmtool.report.page import N_COLOURS, Section, TableCell, figure, page, tabl
 from lmtool.report.training import render_loss_figure
 from lmtool.runs.history import RunHistory, finite_number
 from lmtool.runs.listing import main_metric
-from lmtool.tasks.results import PARTS_OF_OTHER_MODELS
+from lmtool.runs.uncertainty import PARTS_OF_OTHER_MODELS
 
 LOWER_IS_BETTER = ("loss", "bits per byte")
 """Figures whose lower values are better."""

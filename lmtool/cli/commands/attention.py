@@ -48,6 +48,7 @@ def attention(
     from lmtool.evaluation.attention import compute_attention
     from lmtool.evaluation.attribution import attribute_words
     from lmtool.generation.prompts import resolve_stdin_text
+    from lmtool.interop.resolve import resolve_reference
     from lmtool.model.heads import Classifier
     from lmtool.report.attention import (
         format_attention_head,
@@ -63,7 +64,7 @@ def attention(
     check_new(output, ".html")
     check_new(npz, ".npz")
     warn_of_files(filter(None, [*(text or ()), source, target]))
-    loaded = load_run(run, configure_compute(device, "float32"))
+    loaded = load_run(resolve_reference(run), configure_compute(device, "float32"))
     describe(loaded, quiet)
     texts = [resolve_stdin_text(one) for one in text or ()]
     attended = compute_attention(loaded, texts, source=source, target=target)

@@ -60,7 +60,7 @@ def check(
     """
     from lmtool.data.files import name_without_compression
     from lmtool.interop.references import HUB_PREFIX
-    from lmtool.runs.reference import import_if_published
+    from lmtool.interop.resolve import import_if_published
 
     if run is not None and fix is None and not names:
         names, run = [run], None
@@ -132,13 +132,14 @@ def _check_device(as_json: bool) -> None:
 
 def _check_subject(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "CheckResult":
     from lmtool.apps.checking import check as checking
+    from lmtool.tasks.subject import infer_subject
     from lmtool.training.finetuning import open_finetuning_tables
 
     recipe = _load_recipe(settings)
     data = recipe.data
     is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
-        match checking.infer_check_subject(names, data, is_text=is_text, infer_labels_from_cells=True):
+        match infer_subject(names, data, is_text=is_text, infer_labels_from_cells=True):
             case "run":
                 return checking.check_run(names[0], display.report)
             case "tokens":
@@ -156,9 +157,9 @@ def _load_recipe(settings: "list[Setting]") -> "Recipe":
 
 def _load_tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
     """A tokenizer, and the bytes that its tokens had in the text of its run, where these are known."""
+    from lmtool.interop.resolve import find_tokenizer_path
     from lmtool.runs.directory import Run
     from lmtool.runs.paths import RUN_INFO_FILE
-    from lmtool.runs.reference import find_tokenizer_path
     from lmtool.tokenization.tokenizer import Tokenizer
 
     if name is None:

@@ -103,6 +103,7 @@ def finetune(
     from lmtool.runs.creation import has_checkpoint
     from lmtool.runs.directory import Run
     from lmtool.runs.merging import merge_adapters_into_new_run as make_merged
+    from lmtool.runs.reference import Reference
     from lmtool.tasks.results import summarize_runs
     from lmtool.training.finetuning import plan_finetuning
     from lmtool.training.resuming import resume
@@ -145,7 +146,7 @@ def finetune(
             if merge:
                 merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
                 if merged is None or not (seeds > 1 and has_checkpoint(merged)):
-                    merged, _ = make_merged(str(run), merged, ["lmtool", *sys.argv[1:]])
+                    merged, _ = make_merged(Reference.from_name(str(run)), merged, ["lmtool", *sys.argv[1:]])
                 put_data(merged)
     put(*(summarize_runs([run.results_by_task for run in runs]) if seeds > 1 else ()))
 

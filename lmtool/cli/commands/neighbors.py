@@ -49,6 +49,7 @@ def neighbors(
     from lmtool.apps.search.entries import read_entries
     from lmtool.compute.device import configure_compute
     from lmtool.evaluation import neighbors as analysis
+    from lmtool.interop.resolve import resolve_reference
     from lmtool.recipe.spec.text import Data
     from lmtool.report import neighbors as report
     from lmtool.runs.load import load_run
@@ -78,7 +79,7 @@ def neighbors(
         put_result(measured, as_json)
         warn_of_skipped(measured.skipped)
         return
-    loaded = load_run(run, configure_compute(device, "float32"))
+    loaded = load_run(resolve_reference(run), configure_compute(device, "float32"))
     if analogy is not None:
         result = analysis.solve_analogy(loaded, analogy, k)
     elif text is None:

@@ -57,6 +57,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
     lmtool runs show last
     lmtool runs show last --json
     """
+    from lmtool.interop.resolve import resolve_reference
     from lmtool.runs.history import describe_training_data_of_lineage
     from lmtool.runs.listing import (
         describe_fingerprints_and_lineage,
@@ -64,7 +65,6 @@ def show(run: RunName = "last", json: Json = False) -> None:
         summarize_run,
         validation_part,
     )
-    from lmtool.runs.reference import resolve_reference
 
     shown = resolve_reference(run).run
     summary = summarize_run(shown.path)
@@ -143,8 +143,8 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
+    from lmtool.interop.resolve import resolve_reference
     from lmtool.runs.history import RunHistory, compare_summaries, find_differing_recipe_values, find_indistinct_scores
-    from lmtool.runs.reference import resolve_reference
     from lmtool.storage.records import replace_nonfinite
     from lmtool.tasks.benchmarks import import_and_silence_lm_eval
 
@@ -243,9 +243,10 @@ def merge(
     Examples:
     lmtool runs merge last -o runs/merged
     """
+    from lmtool.interop.resolve import resolve_reference
     from lmtool.runs.merging import merge_adapters_into_new_run as make_merged
 
-    merged, warnings = make_merged(run, output, ["lmtool", *sys.argv[1:]])
+    merged, warnings = make_merged(resolve_reference(run), output, ["lmtool", *sys.argv[1:]])
     warn(warnings)
     put_data(merged)
 

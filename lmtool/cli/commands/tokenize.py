@@ -77,8 +77,8 @@ def tokenize(
     sources = resolve(recipe, settings).recipe.data.sources  # mistakes are told before anything heavy is imported
 
     from lmtool.data.prepare import tokenize_data
+    from lmtool.interop.resolve import resolve_recipe_for_text
     from lmtool.recipe.spec.text import TokenizerFile
-    from lmtool.runs.reference import resolve_recipe_for_text
     from lmtool.tokenization.tokenizer import Tokenizer
 
     if not sources:

@@ -17,10 +17,11 @@ from lmtool.interop.export.card import BASE_PLACEHOLDER, format_adapter_card
 from lmtool.interop.export.exporting import ExportableRun, ExportDtype
 from lmtool.interop.families.layouts import TRANSPOSED, Factors
 from lmtool.interop.references import HUB_PREFIX, parse_hub_reference
+from lmtool.interop.resolve import resolve_reference
 from lmtool.model.lora import LoraLinear
 from lmtool.recipe.spec.training import Lora
 from lmtool.runs.load import load_trained_model
-from lmtool.runs.reference import Reference, find_unchanged_base, resolve_reference
+from lmtool.runs.reference import Reference, find_unchanged_base
 from lmtool.storage import durable
 from lmtool.storage.durable import atomic_output_folder, check_folder_is_empty
 

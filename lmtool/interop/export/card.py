@@ -15,7 +15,7 @@ from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.reference import Reference
-from lmtool.tasks.results import PARTS_OF_OTHER_MODELS
+from lmtool.runs.uncertainty import PARTS_OF_OTHER_MODELS
 
 BASE_PLACEHOLDER = "BASE"
 """Stands for the path of a base model that is not on the Hub."""

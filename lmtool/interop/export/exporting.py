@@ -23,16 +23,15 @@ from lmtool.interop.gguf.writing import ROPE_DIVISORS_TENSOR, Quantization, writ
 from lmtool.interop.importing import NOTED_COLUMNS
 from lmtool.interop.published_models import GENERATION_FILE, INDEX_FILE, LENGTH_FILE, POOLING_KEYS
 from lmtool.interop.references import CONFIG_FILE, HEAD_FILE, MODULES_FILE, NOTE_KEY, USE_DIRECTORY_FIX
+from lmtool.interop.resolve import resolve_reference
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Seq2Seq
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.runs import tensors
 from lmtool.runs.load import read_merged_weights
-from lmtool.runs.reference import Reference, resolve_reference
+from lmtool.runs.reference import Reference, with_saved_calibration
 from lmtool.storage import durable
 from lmtool.storage.durable import atomic_output_folder, check_folder_is_empty, convert_write_errors
-from lmtool.tasks.build import with_saved_calibration
-from lmtool.tasks.prepare import get_task_names
 from lmtool.tokenization.chat import PAIR_TEMPLATE, ChatFormat, define_variables, find_chat_template
 from lmtool.tokenization.inner import ROLE_KEYS, token_content
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -167,7 +166,7 @@ def _build_round_trip_metadata(form: FamilyRepresentation) -> dict[str, Any]:
         note["objective"] = {"kind": recipe.objective.kind} | values
         note["data"] = recipe.data.model_dump(mode="json", include={*NOTED_COLUMNS}, exclude_defaults=True)
         if recipe.data.tasks:
-            note["data"]["tasks"] = [f"{name}:{name}" for name in get_task_names(recipe.data)]
+            note["data"]["tasks"] = [f"{name}:{name}" for name in recipe.data.task_names]
     return {NOTE_KEY: note} if note else {}
 
 

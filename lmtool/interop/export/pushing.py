@@ -8,8 +8,8 @@ from pathlib import Path
 from lmtool.data.hub import configure_and_import_hub
 from lmtool.errors import ResourceError, UsageError
 from lmtool.interop.export.exporting import ExportDtype, export, prepare_export
+from lmtool.interop.resolve import resolve_reference
 from lmtool.printable import first_line, printable
-from lmtool.runs.reference import resolve_reference
 
 NAME_FIX = "write ORG/NAME; your user name is an ORG, too"
 

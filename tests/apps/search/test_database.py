@@ -24,7 +24,7 @@ from lmtool.apps.search.index import (
 )
 from lmtool.compute.device import CPU
 from lmtool.errors import DataError, LmtoolError, ResourceError
-from lmtool.runs import reference
+from lmtool.interop import resolve
 from lmtool.runs.load import load_run
 from lmtool.storage.checksum import xxh3
 from tests.support.errors import refuses
@@ -75,9 +75,7 @@ def test_an_index_opens_no_connection(path, loaded, monkeypatch):
     with refuses("run_not_found") as error:
         open_index(path)
     assert "--run RUN" in error.value.fix
-    monkeypatch.setattr(
-        reference, "find_imported_run", lambda name: loaded.run_path if name == "hf:some/model" else None
-    )
+    monkeypatch.setattr(resolve, "find_imported_run", lambda name: loaded.run_path if name == "hf:some/model" else None)
     assert open_index(path, device="cpu").loaded.run_path == loaded.run_path, "it was imported before"
 
 

@@ -18,10 +18,9 @@ from lmtool.apps.search.index import (
     open_index,
     remove_texts_by_id_or_source,
 )
-from lmtool.apps.search.nearest import normalize
 from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, DataError, UsageError
-from lmtool.evaluation.embedding import embed
+from lmtool.evaluation.embedding import embed, normalize
 from lmtool.runs.load import load_run
 from tests.reference import search as plain
 from tests.runs.killing import in_child

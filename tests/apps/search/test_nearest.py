@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from lmtool.apps.search import nearest as module
-from lmtool.apps.search.nearest import find_near_duplicates, find_nearest_by_cosine, normalize
+from lmtool.apps.search.nearest import find_near_duplicates, find_nearest_by_cosine
+from lmtool.evaluation.embedding import normalize
 from tests.reference import search as plain
 
 

@@ -11,8 +11,8 @@ from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.interop.export.exporting import export_gguf_and_modelfile, prepare_export
 from lmtool.interop.importing import import_to_cache
+from lmtool.interop.resolve import resolve_reference
 from lmtool.runs.load import load_run
-from lmtool.runs.reference import resolve_reference
 from tests.interop.runs import SMALL, TEXTS, made, recipe_of, tokenizer_of
 from tests.support.cases import nightly_but
 from tests.support.errors import refuses
