@@ -120,7 +120,7 @@ def test_the_source_keeps_the_rules():
         ("lmtool/model/part.py", "\nfrom lmtool.training.fit import fit", 2),
         ("lmtool/model/part.py", "from ..data import store", 1),
         ("lmtool/model/part.py", "def late():\n    import lmtool.data.store", 2),
-        ("lmtool/data/order.py", "from lmtool.compute.device import ExecutionContext", 1),
+        ("lmtool/report/page.py", "from lmtool.serving import page", 1),
         ("lmtool/recipe/spec/model.py", "def late():\n    import torch", 2),
         ("lmtool/cli/commands/pretrain.py", "import json\nimport numpy as np", 2),
         ("lmtool/attic/box.py", "import lmtool.batch", 1),

@@ -11,6 +11,7 @@ from lmtool.runs.damage import find_damaged_run_files
 from lmtool.runs.directory import BASELINE, METRICS, RESULTS, RUN_FILES, SAMPLES, SPLIT, Run
 from lmtool.runs.listing import read_evaluations, save_evaluation_unless_training_data
 from lmtool.runs.merging import merge_adapters_into_new_run
+from lmtool.runs.reference import Reference
 from lmtool.storage.durable import TEMPORARY_PREFIX
 from tests.runs.killing import die_at_event, in_child
 from tests.support.errors import refuses
@@ -39,7 +40,7 @@ def test_a_merged_run_has_all_that_still_holds(work: Work, adapted: Path) -> Non
     step = resolve_reference(str(adapted)).checkpoint.step
     for number, measured in enumerate((step, step + 2)):
         save_evaluation_unless_training_data(adapted, [f"{number}.txt"], [], {"step": measured, "loss": 1.0})
-    merged, _ = merge_adapters_into_new_run(str(adapted), work.run("merged"), ["test"])
+    merged, _ = merge_adapters_into_new_run(Reference.from_name(str(adapted)), work.run("merged"), ["test"])
     new = Run.open(merged)
     assert [found.source for found in read_evaluations(new)] == ["0.txt"]
     assert step == old.best_step == new.best_step
@@ -62,8 +63,8 @@ def test_what_was_measured_of_another_checkpoint_is_left_behind(work: Work) -> N
     tuned = Run.open(work.run("tuned"))
     best = tuned.results_by_task[""]["step"]
     other = next(step for step in (12, 10) if step != best)
-    merge_adapters_into_new_run(str(work.run("tuned")), work.run("merged"), ["test"])
-    merge_adapters_into_new_run(f"{work.run('tuned')}@{other}", work.run("other"), ["test"])
+    merge_adapters_into_new_run(Reference.from_name(str(work.run("tuned"))), work.run("merged"), ["test"])
+    merge_adapters_into_new_run(Reference.from_name(f"{work.run('tuned')}@{other}"), work.run("other"), ["test"])
     for name in ("merged", "other"):
         for file in (BASELINE, SPLIT):
             assert (work.run(name) / file).read_bytes() == (work.run("tuned") / file).read_bytes()
@@ -75,7 +76,7 @@ def test_what_was_measured_of_another_checkpoint_is_left_behind(work: Work) -> N
 def test_a_merged_student_can_learn_on_from_its_teacher(work: Work) -> None:
     work.pretrain("training.steps=4", name="teacher")
     work.pretrain(LORA, name="adapted", source=work.run("teacher"), teacher=work.run("teacher"))
-    merge_adapters_into_new_run(str(work.run("adapted")), work.run("merged"), ["test"])
+    merge_adapters_into_new_run(Reference.from_name(str(work.run("adapted"))), work.run("merged"), ["test"])
     assert Run.open(work.run("merged")).info.teacher == Run.open(work.run("adapted")).info.teacher
     work.resume("training.steps=+2", name="merged")
     assert metrics(work.run("merged"))[-1]["step"] >= 6
@@ -83,21 +84,23 @@ def test_a_merged_student_can_learn_on_from_its_teacher(work: Work) -> None:
 
 def test_the_best_of_a_merged_run_is_the_merged_step(work: Work, adapted: Path) -> None:
     """As training that goes on compares with it: also where it was validated after it was saved."""
-    merged, _ = merge_adapters_into_new_run(str(adapted), work.run("merged"), ["test"])
+    merged, _ = merge_adapters_into_new_run(Reference.from_name(str(adapted)), work.run("merged"), ["test"])
     step = resolve_reference(str(adapted)).checkpoint.step
     state = resolve_reference(str(merged)).checkpoint.load_state()
     (record,) = (record for record in metrics(adapted) if record["step"] == step)
     assert (state["best_step"], state["best_value"]) == (step, record["valid_loss"])
-    merged, _ = merge_adapters_into_new_run(f"{adapted}@{10 if step != 10 else 12}", work.run("other"), ["test"])
+    merged, _ = merge_adapters_into_new_run(
+        Reference.from_name(f"{adapted}@{10 if step != 10 else 12}"), work.run("other"), ["test"]
+    )
     assert resolve_reference(str(merged)).checkpoint.load_state()["best_step"] != step
 
 
 def test_a_folder_with_other_files_is_refused(work: Work, adapted: Path) -> None:
     work.run("merged").mkdir()
-    merge_adapters_into_new_run(str(adapted), work.run("merged"), ["test"])
+    merge_adapters_into_new_run(Reference.from_name(str(adapted)), work.run("merged"), ["test"])
     before = (work.run("merged") / "run.json").read_bytes()
     with refuses("output_exists"):
-        merge_adapters_into_new_run(str(adapted), work.run("merged"), ["test"])
+        merge_adapters_into_new_run(Reference.from_name(str(adapted)), work.run("merged"), ["test"])
     assert (work.run("merged") / "run.json").read_bytes() == before
 
 
@@ -110,7 +113,7 @@ def test_a_kill_at_any_moment_leaves_nothing_that_a_repeat_refuses(work: Work, a
     def merge_until(event: int) -> bool:
         def work_() -> None:
             die_at_event(event, target.parent)
-            merge_adapters_into_new_run(str(adapted), target, ["test"])
+            merge_adapters_into_new_run(Reference.from_name(str(adapted)), target, ["test"])
 
         _, status = os.waitpid(in_child(work_), 0)
         assert os.WIFSIGNALED(status) or status == 0
