@@ -24,7 +24,7 @@ from lmtool.runs.reference import Reference
 def resolve_reference(name: str) -> Reference:
     """Resolves the name of a model to its run and checkpoint; a published model is imported first.
 
-    Raises CheckpointError as `run.find.find_run` does, and for a model that cannot be imported.
+    Raises CheckpointError as `find_run` does, and for a model that cannot be imported.
     """
     return Reference.from_name(import_if_published(name))
 
