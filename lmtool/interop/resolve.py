@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from lmtool.data.survey import Progress, ScannedTrainingText, scan_training_text
 from lmtool.errors import CheckpointError
-from lmtool.interop.importing import import_to_cache
 from lmtool.interop.references import HUB_PREFIX, find_imported_run, is_published
 from lmtool.printable import printable
 from lmtool.recipe.grammar import get_value_or_default
@@ -38,6 +37,8 @@ def import_if_published(name: str) -> str:
         return name
     if name.startswith(HUB_PREFIX) and (known := find_imported_run(name)) is not None:
         return str(known)
+    from lmtool.interop.importing import import_to_cache
+
     return str(import_to_cache(name))
 
 
