@@ -43,7 +43,7 @@ from tests.support.exporting import (
     theirs,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
