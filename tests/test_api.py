@@ -81,7 +81,7 @@ def test_predictions_of_an_imported_classifier(
     monkeypatch.setitem(CASES, "own", ("BertForSequenceClassification", settings, word_pieces(), roles))
     peer_in(tmp_path / "model", "own")
     lm = load(str(tmp_path / "model"), device="cpu")
-    loaded = load_run(str(tmp_path / "model"), CPU)
+    loaded = load_run(resolve_reference(str(tmp_path / "model")), CPU)
     texts = ["It rained.", "The boats stayed in the harbour."]
     for text, found in zip(texts, lm.predict(texts), strict=True):
         row, _, _ = loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text))])
