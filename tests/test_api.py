@@ -14,6 +14,7 @@ from lmtool.compute.device import CPU
 from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.evaluation.attention import compute_attention
 from lmtool.evaluation.gradients import compute_gradient_flow_of_text, measure_state_contraction_on_text
+from lmtool.interop.resolve import resolve_reference
 from lmtool.runs.load import load_run
 from lmtool.tasks.predict import predict_table_lazily as predict_table
 from tests.support.errors import refuses
