@@ -762,7 +762,7 @@ def test_a_recipe_that_gguf_cannot_express(changes, key):
     assert key in caught.value.obstacles
 
 
-def test_a_window_that_no_text_is_longer_than(tmp_path):
+def test_a_window_that_no_text_is_longer_than():
     spec = published(model_of("llama"))[0]
     llama = GGUF_FAMILIES["llama"]
     wide = Transformer.model_validate({**spec.model_dump(), "pattern": {"kind": "window", "size": spec.context}})
