@@ -322,13 +322,10 @@ def test_a_copy_of_the_embedding_is_tied(tmp_path):
 # Tokenizers
 
 
-def tokenizer_file(path, add, arch="llama"):
+def tokenizer_file(path, add):
     """A file of a tiny Llama whose tokenizer `add` writes."""
     model = model_of("llama")
-    writer = gguf.GGUFWriter(path, arch)
-    source = new_writer(path, model)
-    writer.kv_data[0].update({k.replace("llama.", f"{arch}."): v for k, v in source.kv_data[0].items()})
-    writer.add_string("general.architecture", arch)
+    writer = new_writer(path, model)
     add(writer)
     add_tensors(writer, model)
     finish(writer)
