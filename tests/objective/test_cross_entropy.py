@@ -139,6 +139,10 @@ def test_chunks_without_gradients(monkeypatch: pytest.MonkeyPatch, eps: float) -
     assert float(total) == pytest.approx(wanted, rel=1e-12)
 
 
+def test_chunks_have_a_row_at_least_and_on_a_cpu_enough_for_fast_products() -> None:
+    assert [cross_entropy.rows_per_chunk(torch.device(kind), 2**26) for kind in ("cuda", "cpu")] == [1, 256]
+
+
 def test_chunks_under_autocast() -> None:
     """The head's float32 weights get the gradient of every chunk, though its bfloat16 copy is made once."""
     whole, chunked = (loss_and_gradients(n, 0.0, dtype=torch.float32)[0] for n in (M, 4))
