@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,17 @@ def test_standard_input_is_a_table_or_texts(
         rows = list(csv.reader(io.StringIO(done.out)))
         assert len(rows) == len(expected) + 1
         assert set(expected) <= {cell for row in rows for cell in row}
+
+
+def test_predictions_are_json_by_the_ending_of_the_file(
+    lmtool: CommandLine, home: Path, tuned: Path, reviews: Path
+) -> None:
+    printed = lmtool.succeeds("predict", tuned, reviews, "--json", "-q")
+    for name in ("out.jsonl", "out.json"):
+        lmtool.succeeds("predict", tuned, reviews, "-o", name, "-q")
+    assert (home / "out.jsonl").read_text() == printed.out
+    assert json.loads((home / "out.json").read_text()) == printed.records()
+    assert isinstance(printed.records()[0]["p_no"], float)
 
 
 def test_newer_weights_than_the_best_are_told(lmtool: CommandLine, run: Path, corpus: Path) -> None:
