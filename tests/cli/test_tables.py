@@ -20,16 +20,8 @@ from tests.support.cli import (
 )
 
 READING = {
-    "--text-column",
-    "--label-column",
-    "--source-column",
-    "--target-column",
-    "--input-column",
-    "--messages-column",
-    "--encoding",
-    "--delimiter",
-    "--skip-bad-rows",
-    "--merge-labels",
+    *(f"--{role}-column" for role in ("text", "label", "source", "target", "input", "messages")),
+    *("--encoding", "--delimiter", "--skip-bad-rows", "--merge-labels"),
 }
 ROWS = [("très bien, café", "oui"), ("pas mal; «été»", "oui"), ("mauvais\nnaïf", "non"), ('un "déjà" vu', "non")] * 6
 TEXTS = [text for text, _ in ROWS]
