@@ -1,4 +1,4 @@
-"""Replaced-token detection: the plain formula, splits of a batch, gradients, what is shared and what is saved."""
+"""Replaced-token detection: the plain formula, gradients, what is shared and what is saved."""
 
 from typing import Any
 
