@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.recipe.load import Setting, parse_settings
-from lmtool.run.checkpoint import check_checkpoint_sizes, list_checkpoints
+from lmtool.runs.checkpoint import check_checkpoint_sizes, list_checkpoints
 from lmtool.tasks.results import Results
 from lmtool.training import events, finetuning, plan, resuming, train
 from lmtool.training.comparison import BitsPerByteResults

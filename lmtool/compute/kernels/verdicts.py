@@ -14,10 +14,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from lmtool import durable
 from lmtool.compute.agreement import agrees, relative_difference
 from lmtool.compute.kernels.build import load_kernels, verdicts_path
 from lmtool.errors import LmtoolError
+from lmtool.storage import durable
 
 SAME = "same"
 
