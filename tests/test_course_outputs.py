@@ -279,16 +279,39 @@ def finds_a_likelier_text(o: Printed) -> bool:
     return greedy.split()[:4] != beams.split()[:4] and by_beams > by_greedy + 0.02
 
 
+def drawn(o: Printed) -> dict[str, tuple[float, float]]:
+    """Mean and deviation of fifty texts, by the name of their settings."""
+    found = re.findall(rf"^(\S+): 50 texts, {NUMBER} ± {NUMBER} per token$", o.text, flags=re.MULTILINE)
+    return {name: (float(mean), float(deviation)) for name, mean, deviation in found}
+
+
 def cools(o: Printed) -> bool:
-    at_half, at_three_halves, at_zero = likelihoods(o)
+    texts = drawn(o)
+    (half, narrow), (one, spread), (more, wide), (three, _) = (texts[f"T={t}"] for t in ("0.5", "1", "1.5", "3"))
     greedy = Printed(TOPICS["Greedy decoding"]).lines[0]
-    texts = [line for line in o.lines if line.startswith("One rainy morning")]
-    return greedy.startswith(texts[2]) and len({*texts}) == 3 and at_zero > at_half + 0.05 > at_three_halves + 0.1
+    near = one < half < one + spread and narrow < 0.75 * spread
+    return (
+        greedy.startswith(o.lines[0])
+        and likelihoods(o)[0] > half
+        and near
+        and more + spread < one
+        and three + wide < more
+    )
 
 
 def is_cut_off(o: Printed) -> bool:
-    unfiltered = Printed(TOPICS["Temperature"])
-    return min(likelihoods(o)) > likelihoods(unfiltered)[1] + 0.02 and not set(o.lines) & set(unfiltered.lines)
+    whole, cut = drawn(Printed(TOPICS["Temperature"])), drawn(o)
+    likelier = all(found[0] > sum(whole[name.partition(",")[2]]) for name, found in cut.items())
+    (top_k, spread), (nucleus, _) = cut["top-k=5,T=1.5"], cut["top-p=0.5,T=1.5"]
+    alike = abs(top_k - nucleus) < spread and sum(cut["top-p=0.5,T=3"]) < cut["top-k=5,T=3"][0]
+    return len(cut) == 4 and likelier and alike
+
+
+def adapts(o: Printed) -> bool:
+    whole, adapted = o.all("decoder,")
+    merged, apart = accuracies(o)
+    few = adapted - whole == 4 * 2 * 2 * 4 * 128 < whole / 100
+    return few and min(merged, apart) > 0.6 and abs(merged - apart) < 0.01
 
 
 def caches(o: Printed) -> bool:
@@ -567,7 +590,7 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "The tasks of GLUE": is_glue,
     "Tags and answers": tags_and_answers,
     "Frozen features": lambda o: 0.37 < accuracies(o)[1] < accuracies(o)[0],
-    "Low-rank adapters": lambda o: accuracies(o)[0] > 0.45 and abs(accuracies(o)[0] - accuracies(o)[1]) < 0.01,
+    "Low-rank adapters": adapts,
     "Asking without training": is_asked,
     "Greedy decoding": is_greedy,
     "Beam search": finds_a_likelier_text,
