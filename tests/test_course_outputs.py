@@ -490,6 +490,11 @@ def is_worth_pretraining(o: Printed, by: float) -> bool:
     return ours - deviation > scratch + other + by and ours > max(counted) and scratch < min(counted)
 
 
+def is_no_better_than_its_vectors(o: Printed) -> bool:
+    (ours, deviation), _ = re.findall(rf"3 runs: accuracy {NUMBER} ± {NUMBER}", o.text)
+    return abs(float(ours) - o.all("vectors of the encoder")[0] / 100) < float(deviation)
+
+
 def is_a_pair(o: Printed, by: float) -> bool:
     """A pretrained model above counted words, and one from nothing below them; a row with marks around two texts."""
     ours, scratch = o.all("test: .*?accuracy")
@@ -574,7 +579,7 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "How much to mask": has_a_best_rate,
     "Next sentence prediction": adds_segments,
     "Span corruption": corrupts_spans,
-    "Classification by [CLS]": lambda o: is_worth_pretraining(o, by=0.1),
+    "Classification by [CLS]": lambda o: is_worth_pretraining(o, by=0.1) and is_no_better_than_its_vectors(o),
     "Classification by a decoder": lambda o: is_a_pair(o, by=0.2),
     "Several tasks as text": lambda o: (
         rises(o.all("rouge1")[::-1], by=10) and accuracies(o)[0] == 1 and accuracies(o)[1] < 0.95
