@@ -13,11 +13,13 @@ from lmtool.errors import RecipeError
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.attention import find_layer_matrices_and_part_rows
 from lmtool.model.layers.ngrams import NgramEmbedding
+from lmtool.model.lora import add_adapters_and_freeze_
 from lmtool.model.transformer import TransformerModel
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.objective import ReplacedTokens
 from lmtool.recipe.spec.recipe import Model, Recipe, make_generator_spec
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
+from lmtool.recipe.spec.training import Lora
 from lmtool.recipe.spec.transformer import DenseFeedForward, FullPattern, Transformer
 
 USUAL_MAXIMA = {
@@ -117,11 +119,26 @@ def count_parameters(spec: Model, vocab_size: int) -> ParameterCount:
     return ParameterCount(matrices, sum(parameter.numel() for parameter in model.parameters()) - matrices)
 
 
+@lru_cache(maxsize=64)
+def count_adapter_parameters(spec: Transformer, lora: Lora) -> int:
+    """Counts the parameters of a model's adapters, by those of models of one and two layers.
+
+    Raises UsageError when no matrix is of the targeted kinds.
+    """
+    if spec.n_layers > 2:
+        one, two = (count_adapter_parameters(spec.with_unvalidated_values({"n_layers": n}), lora) for n in (1, 2))
+        return one + (spec.n_layers - 1) * (two - one)
+    model = build_on_meta(spec, vocab_size=2)
+    with torch.device("meta"):
+        add_adapters_and_freeze_(model, lora.with_unvalidated_values({"quantize": "none"}))
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
 def estimate_persistent_memory(recipe: Recipe, vocab_size: int) -> PersistentTrainingBytes:
     """Estimates the memory of weights, gradients and moments of a recipe whose embedding has `vocab_size` rows.
 
-    Frozen weights, under adapters or a trained head, have neither gradients nor moments. The adapters and the head,
-    which are small in comparison, are not counted.
+    Frozen weights, under adapters or a trained head, have neither gradients nor moments. The head, which is small in
+    comparison, is not counted.
     """
     model, tuning = recipe.model, recipe.tuning
     size = count_parameters(model, vocab_size)
@@ -132,8 +149,9 @@ def estimate_persistent_memory(recipe: Recipe, vocab_size: int) -> PersistentTra
     entries = 0 if table is None else table.entries
     in_table = entries * (dict(model).get("embedding_width") or model.d_model) if entries else 0
     dense, trained = size.parameters - in_table, size
+    n_adapters = count_adapter_parameters(model, tuning.lora) if tuning.lora and isinstance(model, Transformer) else 0
     if tuning.lora is not None or tuning.freeze == "body":
-        trained, entries, in_table = ParameterCount(0, 0), 0, 0
+        trained, entries, in_table = ParameterCount(n_adapters, 0), 0, 0
     elif tuning.freeze == "embeddings":
         others = size.others - vocab_size * model.d_model - in_table
         trained, entries, in_table = ParameterCount(size.matrices, max(0, others)), 0, 0
@@ -145,7 +163,7 @@ def estimate_persistent_memory(recipe: Recipe, vocab_size: int) -> PersistentTra
     bytes_of_matrix = BYTES_PER_FROZEN_WEIGHT[tuning.lora.quantize] if tuning.lora is not None else 4
     return PersistentTrainingBytes(
         parameters=size.parameters,
-        weights=4 * size.others + int(bytes_of_matrix * size.matrices),
+        weights=4 * (size.others + n_adapters) + int(bytes_of_matrix * size.matrices),
         gradients=4 * with_gradients,
         moments=4 * moments,
         table_gradients=4 * in_table,

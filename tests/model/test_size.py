@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,10 +10,19 @@ from hypothesis import HealthCheck, given, settings
 from lmtool.errors import RecipeError
 from lmtool.model import build
 from lmtool.model.layers.attention import find_layer_matrices_and_part_rows
-from lmtool.model.size import build_on_meta, check_fits_memory, count_parameters, estimate_min_training_bytes
+from lmtool.model.lora import add_adapters_and_freeze_
+from lmtool.model.size import (
+    build_on_meta,
+    check_fits_memory,
+    count_adapter_parameters,
+    count_parameters,
+    estimate_min_training_bytes,
+    estimate_persistent_memory,
+)
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Model, make_generator_spec
 from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.training import Lora
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging
 from tests.recipe.strategies import recurrents, transformers
@@ -130,6 +140,21 @@ def test_what_stays_has_no_gradients_and_no_moments(tuning):
     with pytest.raises(RecipeError):
         check_fits_memory(whole, 16 * GIGABYTE)
     check_fits_memory(part, 16 * GIGABYTE)
+
+
+@pytest.mark.parametrize("keys", [{}, {"n_layers": 1}, {"share_layers": True}, {"shape": "encoder-decoder"}])
+@pytest.mark.parametrize("lora", [Lora(rank=3), Lora(rank=2, targets=("output", "feed-forward"), quantize="int8")])
+def test_adapters_are_counted_with_their_gradients_and_moments(keys: dict[str, Any], lora: Lora) -> None:
+    spec = tiny.any_spec(**{"n_layers": 5, **keys})
+    model = build(spec, tiny.VOCAB)
+    add_adapters_and_freeze_(model, lora)
+    n = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert count_adapter_parameters(spec, lora) == n
+    resolved = load("tiny", [f"tuning.lora.rank={lora.rank}", "optimizer.kind=adamw"]).recipe
+    held = estimate_persistent_memory(resolved, 50)
+    assert (held.gradients, held.moments) == tuple(
+        k * 4 * count_adapter_parameters(resolved.model, resolved.tuning.lora) for k in (1, 2)
+    )
 
 
 def test_embeddings_that_stay_have_no_gradients_and_no_moments():
