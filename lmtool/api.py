@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from lmtool.analysis.attention import TextAttention, compute_attention
 from lmtool.analysis.gradients import (
-    Contraction,
     GradientFlow,
+    StateContraction,
     compute_gradient_flow_of_text,
     measure_state_contraction_on_text,
 )
@@ -107,7 +107,7 @@ class TrainedModel(TextGenerator):
         """The norms of the gradient of one token's loss in the states before it, as `lmtool gradients` shows them."""
         return compute_gradient_flow_of_text(self._unpacked, text, token)
 
-    def two_starts(self, text: str, seed: int = 0) -> Contraction:
+    def two_starts(self, text: str, seed: int = 0) -> StateContraction:
         """How two states that read the same text come together, as `lmtool gradients --starts` shows it."""
         return measure_state_contraction_on_text(self._unpacked, text, seed)
 

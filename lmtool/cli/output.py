@@ -109,9 +109,9 @@ class _MessageStream(io.TextIOWrapper):
 def open_model(run: str, device: "DeviceName", precision: "InferenceName") -> "LoadedModel":
     """Loads the model that is named on the command line."""
     from lmtool.compute.device import configure_compute
-    from lmtool.inference.load import load_merged_and_packed
+    from lmtool.inference.load import load_for_inference
 
-    return load_merged_and_packed(run, configure_compute(device, precision))
+    return load_for_inference(run, configure_compute(device, precision))
 
 
 def attach_draft(generator: "TextGenerator", draft: str | None, n_tokens: int | None) -> list[str]:

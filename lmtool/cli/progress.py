@@ -119,7 +119,7 @@ class Display:
                 self._say(_describe_end(event, time.monotonic() - self._began, self._part))
             case BitsPerByteResults():
                 self._say(*event.lines())
-                self._warn(*(f"warning: {warning}" for warning in event.warn_if_worse_than_ngrams()))
+                self._warn(*(f"warning: {warning}" for warning in event.warnings_if_worse_than_ngrams()))
 
     def _say(self, *lines: str) -> None:
         if not self._quiet:

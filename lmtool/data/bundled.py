@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmtool.checksum import sha256_of_file
-from lmtool.recipe.load import bundled_path
+from lmtool.recipe.load import find_bundled_folder
 
 ENTROPY_FILE = "limits.json"
 
 
 def data_folder() -> Path:
     """Returns the folder of the bundled texts."""
-    return bundled_path("data")
+    return find_bundled_folder("data")
 
 
 def find_bundled_file(path: Path) -> Path | None:

@@ -83,7 +83,7 @@ def download_dataset(source: str, column: str | None) -> Path:
                 if column is None:
                     rows = _decode_classes_and_translations(rows)
                 else:
-                    rows = _select_text_column(rows, column, source)
+                    rows = _check_and_select_text_column(rows, column, source)
                 lines = (json.dumps(row, default=str).encode() + b"\n" for row in _convert_row_errors(rows, source))
                 write_file(path, lines)
         return path
@@ -111,7 +111,7 @@ class DatasetShards:
         """Yields the texts of a shard in order; skips nulls. Raises DataError."""
         with _convert_dataset_errors(self._source):
             rows = self._rows.shard(num_shards=self.n_shards, index=shard)
-            for row in _select_text_column(rows, self._column, self._source):
+            for row in _check_and_select_text_column(rows, self._column, self._source):
                 if row[self._column] is not None:
                     yield row[self._column]
 
@@ -150,7 +150,7 @@ def _convert_row_errors(rows: Iterable[dict[str, Any]], source: str) -> Iterator
         yield from rows
 
 
-def _select_text_column(rows: Iterable[dict[str, Any]], column: str, source: str) -> Iterator[dict[str, Any]]:
+def _check_and_select_text_column(rows: Iterable[dict[str, Any]], column: str, source: str) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(rows, 1):
         if column not in row:
             raise missing_column_error(column, list(row), quote(source), "--column")

@@ -30,7 +30,7 @@ from lmtool.data.corpus import DocumentChunk, find_last_pretoken_boundary
 from lmtool.data.files import display_path
 from lmtool.data.split import CorpusPart, WholeCorpusPart, split_by_characters, split_by_documents
 from lmtool.data.store import STORE_MANIFEST, EncodedChunk, StoreWriter, TokenStore, remove_progress_file
-from lmtool.data.streaming import StreamedText, StreamHead, should_stream
+from lmtool.data.streaming import StreamedText, StreamHeadCorpus, should_stream
 from lmtool.data.survey import (
     Progress,
     ScannedCorpus,
@@ -112,7 +112,7 @@ class TokenizedData:
     def streamed(self) -> tuple[tuple[StreamedText, CorpusPart], ...]:
         """Returns each streamed text, of which the stores hold the head only, and the part of it for training."""
         parts = [(train.text.corpus, train.part) for train, _ in self.texts]
-        return tuple((corpus.streamed_text, part) for corpus, part in parts if isinstance(corpus, StreamHead))
+        return tuple((corpus.streamed_text, part) for corpus, part in parts if isinstance(corpus, StreamHeadCorpus))
 
 
 class PredictedBytesAndTokens(NamedTuple):

@@ -50,7 +50,7 @@ class BlockPosition(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamHead(Corpus):
+class StreamHeadCorpus(Corpus):
     """The first block of a streamed text, as a corpus."""
 
     streamed_text: "StreamedText"
@@ -74,7 +74,7 @@ class StreamedText:
         documents = infer_document_division(files) if data.documents == "auto" else data.documents
         self._seed = seed
         self._states = [_size_and_mtime(file) for file in files]
-        self.head = StreamHead(tuple(files), frozenset(), data.column, documents, streamed_text=self)
+        self.head = StreamHeadCorpus(tuple(files), frozenset(), data.column, documents, streamed_text=self)
         self._divisible = [self.head.is_divisible(file) for file in files]
         n_units = [
             -(-size // UNIT_BYTES) if divisible else 1

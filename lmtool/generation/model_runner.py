@@ -169,5 +169,5 @@ class ModelRunner:
         if logits_BV.device.type == "mps":
             logits_BV = logits_BV.cpu()  # no float64
         if ngram_contexts and self._model.interpolation is not None:
-            return self._model.interpolation.interpolate_logits(logits_BV, ngram_contexts)
+            return self._model.interpolation.interpolate_next_token_log_probs(logits_BV, ngram_contexts)
         return logits_BV

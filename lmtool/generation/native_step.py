@@ -114,7 +114,7 @@ class NativeStep:
         added_11D, row_tokens = None, self._state.layers[-1]
         if isinstance(row_tokens, RowTokens):
             preceding_1S = row_tokens.tokens_BS
-            added_11D = layers.model.sum_context_embeddings(tokens_11, positions_11, preceding_1S)
+            added_11D = layers.model.sum_preceding_tokens_embeddings(tokens_11, positions_11, preceding_1S)
             preceding_1S.copy_(torch.cat((preceding_1S[:, 1:], tokens_11), 1))
         x_11D = layers.model.input_embeddings(layers.stack)(tokens_11, positions_11, None, added_11D)
         memory[: self._width] = x_11D[0, 0]

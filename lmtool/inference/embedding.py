@@ -128,7 +128,7 @@ def embed(
     with loaded.joined() as loaded:
         while group := list(islice(waiting, GROUP_SIZE)):
             read = True
-            yield from embed_encoded(loaded, group, layer, pool)
+            yield from embed_encoded_texts(loaded, group, layer, pool)
     if not read:
         raise DataError("there is no text", fix="name a file with lines of text, or write some to standard input")
 
@@ -143,7 +143,7 @@ def hidden_states(loaded: LoadedModel, text: str) -> HiddenStates:
     return HiddenStates(tuple(map(loaded.tokenizer.display_token, row.tokens)), states)
 
 
-def embed_encoded(
+def embed_encoded_texts(
     loaded: LoadedModel, rows: Sequence[EncodedText], layer: int, pool: PoolName
 ) -> Iterator[TextEmbedding]:
     """Computes the vectors of encoded texts; see `embed`."""

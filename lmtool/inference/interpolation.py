@@ -1,4 +1,4 @@
-"""Keeps an n-gram model in a run, to interpolate its language model with it; `load_merged_and_packed` loads both.
+"""Keeps an n-gram model in a run, to interpolate its language model with it; `load_for_inference` loads both.
 
 It is a run of its own in the folder `ngrams` of the run. Its weight in the interpolation is among the run's results.
 """
@@ -17,7 +17,7 @@ from lmtool.run.saving import Snapshot
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
-def replace_saved_ngrams(run: Run, recipe: Recipe, tokenizer: Tokenizer, ngram: NGramModel | None) -> None:
+def replace_saved_ngram_model(run: Run, recipe: Recipe, tokenizer: Tokenizer, ngram: NGramModel | None) -> None:
     """Removes the n-gram model that a run keeps, and writes `ngram`, unless it is None, in its place.
 
     Raises ResourceError.

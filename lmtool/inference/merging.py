@@ -62,7 +62,7 @@ def merge_adapters_into_new_run(reference: str, output: Path | None, command_lin
         # report.html and validated.json are about other checkpoints too
         for log, copy in ((old.metrics, run.metrics), (old.samples, run.samples)):
             if log.path.exists():
-                durable.write_new_file(copy.path, log.record_lines_until(step))
+                durable.write_new_file(copy.path, log.read_lines_until_step(step))
         for file, content in ((SPLIT, old.saved_split), (BASELINE, old.saved_baselines)):
             if content is not None:
                 durable.write_new_file(run.path / file, encode_json(content.model_dump(exclude_unset=True)))

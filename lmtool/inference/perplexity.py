@@ -19,7 +19,7 @@ from lmtool.data.store import TokenStore
 from lmtool.data.survey import Progress
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import EvaluationItems, ValidationResult, evaluate_items, ignore_progress
-from lmtool.inference.load import LoadedModel, load_merged_and_packed
+from lmtool.inference.load import LoadedModel, load_for_inference
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
 from lmtool.objective.cross_entropy import rows_per_chunk
@@ -211,7 +211,7 @@ def _score_interpolated_and_alone(model: LanguageModel, batch: Batch) -> Loss:
     pairs = zip(torch.split(hidden_ND, n_rows), torch.split(target_N1, n_rows), strict=True)
     parts = [model.logits(rows_ND).float().log_softmax(-1).gather(1, of_rows_N1) for rows_ND, of_rows_N1 in pairs]
     logprobs_N = torch.cat(parts)[:, 0]
-    mixed_N = model.interpolation.interpolate_log_probs(logprobs_N, batch, is_scored_BT)
+    mixed_N = model.interpolation.interpolate_target_log_probs(logprobs_N, batch, is_scored_BT)
     return Loss(-mixed_N.sum(), is_scored_BT.sum(), {MODEL_ALONE: (-logprobs_N.sum(), len(logprobs_N))})
 
 
@@ -319,11 +319,11 @@ def measure_perplexity(
         return PerplexityResult(perplexity, loaded, bundled_entropy_bits_per_byte(sources, data), n_unseen)
 
     with configure_compute(device, precision).join_processes() as compute:
-        loaded = load_merged_and_packed(reference, compute)
+        loaded = load_for_inference(reference, compute)
         result = measure(loaded, context, stride)
         if baseline is None:
             return result
-        other = load_merged_and_packed(baseline, compute)
+        other = load_for_inference(baseline, compute)
         if "pair" in (loaded.objective.unit, other.objective.unit):
             raise UsageError("pairs of words cannot be compared with tokens", fix="omit --baseline")
         return replace(result, baseline=measure(other, None, None))
@@ -334,7 +334,7 @@ def _count_unseen_ngrams(model: LanguageModel, batch: Batch) -> Loss:
     assert isinstance(model, NGramModel)
     targets_BT = batch.required_targets_BT
     is_scored_BT = targets_BT != IGNORE
-    counted = model.has_counted(model(batch).hidden_BTD[is_scored_BT], targets_BT[is_scored_BT])
+    counted = model.has_counted_targets(model(batch).hidden_BTD[is_scored_BT], targets_BT[is_scored_BT])
     return Loss((~counted).sum(), is_scored_BT.sum())
 
 

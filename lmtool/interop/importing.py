@@ -28,7 +28,7 @@ from lmtool.durable import (
 from lmtool.errors import CheckpointError
 from lmtool.interop import references
 from lmtool.interop.families.family import BODY_OBJECTIVE
-from lmtool.interop.families.layouts import WeightMapping
+from lmtool.interop.families.layouts import ParameterMapping
 from lmtool.interop.families.rules import HEAD_OBJECTIVES, read_labels
 from lmtool.interop.files import import_error
 from lmtool.interop.published_models import PublishedModel, download_hub_model, open_published_model
@@ -148,10 +148,10 @@ def _write_run(
         raise import_error("its configuration is of a model larger than what any program could hold", model.path)
     with torch.device("meta"):
         outlines = add_objective_head(recipe, build_on_meta(spec, spec.vocab_size or 0)).state_dict()
-    weights = model.family.map_weights(spec, BODY_OBJECTIVE if has_separate_head else recipe.objective)
+    weights = model.family.list_parameter_mappings(spec, BODY_OBJECTIVE if has_separate_head else recipe.objective)
     if has_separate_head:
         body = (replace(weight, name=f"body.{weight.name}") for weight in weights)
-        weights = [*body, *(WeightMapping(name, (name,)) for name in model.head_tensor_names)]
+        weights = [*body, *(ParameterMapping(name, (name,)) for name in model.head_tensor_names)]
     tensors = _convert_weights_lazily(model, weights, outlines, report)
     millions = sum(parameter.numel() for parameter in outlines.values()) / 1e6
     info = RunInfo.create(
@@ -260,7 +260,7 @@ def _build_recipe(
 
 
 def _convert_weights_lazily(
-    model: PublishedModel, weights: Sequence[WeightMapping], meta_tensors: Mapping[str, Tensor], report: Progress
+    model: PublishedModel, weights: Sequence[ParameterMapping], meta_tensors: Mapping[str, Tensor], report: Progress
 ) -> ComputedTensors:
     """Returns the weights of the run, each of which is converted when it is written.
 

@@ -259,7 +259,7 @@ def _summarize_checkpoints(folder: Path, best_step: int | None) -> tuple[Checkpo
     for step, path in checkpoints.list_checkpoints(folder):
         problem = ""
         try:
-            checkpoints.check_checkpoint_sizes(path)
+            checkpoints.open_checkpoint_checking_sizes(path)
         except CheckpointError as error:
             problem = error.what
         summaries.append(CheckpointSummary(path.name, step, folder_size_bytes(path), step == best_step, problem))

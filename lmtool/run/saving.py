@@ -85,7 +85,7 @@ def save_checkpoint(
             folder.mkdir(parents=True, exist_ok=True)
             remove_partial_checkpoints(folder)
             with suppress(CheckpointError):
-                saved = checkpoints.verify_checkpoint(path)
+                saved = checkpoints.open_and_verify_checkpoint(path)
             if saved is None:
                 rename_aside(path)
                 temporary.mkdir()

@@ -32,14 +32,14 @@ from lmtool.data.files import quote
 from lmtool.data.survey import Progress
 from lmtool.errors import CheckpointError, DataError, LmtoolError, UsageError
 from lmtool.inference.embedding import Vectors, embed
-from lmtool.inference.load import LoadedModel, load_merged_and_packed
-from lmtool.inference.reference import resolve_without_download
+from lmtool.inference.load import LoadedModel, load_for_inference
+from lmtool.inference.reference import resolve_name_without_download
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Classification
 from lmtool.search.database import check_regular, convert_sqlite_errors, damaged_index_error, open_verified_database
 from lmtool.search.entries import Entry, Hits
 from lmtool.search.nearest import find_nearest_by_cosine, normalize
-from lmtool.tasks.metrics import find_positive_class
+from lmtool.tasks.metrics import find_positive_class_index
 from lmtool.tasks.predict import LabelPredictor, get_text_columns
 
 TEXTS, VECTORS, LISTS = "texts.sqlite", "vectors.f32", "vectors.faiss"
@@ -174,20 +174,20 @@ def open_index(
     """
     compute = configure_compute(device, "float32")
     try:
-        loaded = load_merged_and_packed(run or resolve_without_download(Index(Path(path)).run), compute)
+        loaded = load_for_inference(run or resolve_name_without_download(Index(Path(path)).run), compute)
     except LmtoolError as error:
         if run is None and error.code == "run_not_found":
             error.fix = f"the index {path} is of it: name it where it is now, --run RUN, or make a new index"
         raise
     return Index(
-        Path(path), loaded, None if rerank is None else make_cross_encoder(load_merged_and_packed(rerank, compute))
+        Path(path), loaded, None if rerank is None else make_cross_encoder(load_for_inference(rerank, compute))
     )
 
 
 def make_cross_encoder(loaded: LoadedModel) -> LabelPredictor:
     """Makes a cross-encoder of a model of pairs. Raises UsageError unless it predicts two classes or a number."""
     classifier, spec = LabelPredictor.from_model(loaded), cast(Classification, loaded.recipe.objective)
-    is_score = spec.task == "number" or (spec.task == "class" and find_positive_class(spec.labels) is not None)
+    is_score = spec.task == "number" or (spec.task == "class" and find_positive_class_index(spec.labels) is not None)
     if not is_score or len(get_text_columns(loaded)) != 2:
         fix = "name one that was fine-tuned on pairs of texts with two classes or a number"
         raise UsageError("this run cannot rank texts for a query", where=str(loaded.run_path), fix=fix)
@@ -197,7 +197,7 @@ def make_cross_encoder(loaded: LoadedModel) -> LabelPredictor:
 def rerank_entries(cross_encoder: LabelPredictor, query: str, entries: Sequence[Entry]) -> list[Entry]:
     """Sorts texts by the score of a cross-encoder (Nogueira and Cho 2019): probability of a class, or a number."""
     p_RC = cross_encoder.compute_probabilities(cross_encoder.encode([(query, entry.text) for entry in entries]))
-    p_R = p_RC[:, find_positive_class(cross_encoder.task.labels) or 0].tolist()
+    p_R = p_RC[:, find_positive_class_index(cross_encoder.task.labels) or 0].tolist()
     scored = (entry._replace(score=p) for entry, p in zip(entries, p_R, strict=True))
     return sorted(scored, key=lambda entry: -entry.score)
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from lmtool.data.rowfile import find_matching_column
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.generation.chat import MAX_ANSWER_TOKENS, choose_chat_format, validate_messages
-from lmtool.generation.constrained import check_and_start_form
+from lmtool.generation.constrained import check_form_and_create_state
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import LogitBias, SamplingFilters, SamplingParams
 from lmtool.generation.request import build_requests
-from lmtool.inference.embedding import EncodedText, Vectors, embed_encoded, encode_text
+from lmtool.inference.embedding import EncodedText, Vectors, embed_encoded_texts, encode_text
 from lmtool.model import NGramModel
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Tagging
 from lmtool.search.index import Index
@@ -191,7 +191,7 @@ class ModelService:
         biases = self._parse_logit_bias(body.logit_bias or {})
         chosen |= {"max_new_tokens": max_tokens, "logit_bias": biases, "form": form}
         if form is not None:  # caches its start for the scheduler
-            check_and_start_form(form, prompt_format.tokenizer, max_tokens)
+            check_form_and_create_state(form, prompt_format.tokenizer, max_tokens)
         fields |= {"params": SamplingParams(**chosen), "prompt_format": prompt_format, "stop": body.stop_strings}
         requests = tuple(build_requests(prompts, n, **fields))
         return ResponseBuilder(self.name, self.fingerprint, body, requests, n, echoed)
@@ -227,7 +227,7 @@ class ModelService:
         return await asyncio.to_thread(encode_json_list, head, "data", data)
 
     def _embed_rows(self, rows: Sequence[EncodedText]) -> list[Vectors]:
-        return [one.vectors for one in embed_encoded(self.loaded, rows, -1, "own")]
+        return [one.vectors for one in embed_encoded_texts(self.loaded, rows, -1, "own")]
 
     async def respond_with_neighbours(self, body: SearchBody, rows: Sequence[EncodedText]) -> bytes:
         """Returns the response to a search: the k nearest texts of each query."""

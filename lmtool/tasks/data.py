@@ -200,7 +200,9 @@ class TableData:
         ]
         return self._add_baselines(results)
 
-    def measure_folds(self, folds: Iterable[tuple["TableData", TaskModel]], part: str, step: int) -> list[Results]:
+    def compute_fold_results(
+        self, folds: Iterable[tuple["TableData", TaskModel]], part: str, step: int
+    ) -> list[Results]:
         """Computes results on the test rows of folds, each by a model of the other rows.
 
         The test rows of a head calibrate it too, and those of all folds are taken together; there is one fold of other

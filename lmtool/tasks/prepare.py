@@ -21,7 +21,7 @@ from lmtool.run.files import SavedSplit, TableSplit
 from lmtool.tasks.build import build_task, get_default_metric, get_task_class, resolve_objective
 from lmtool.tasks.data import TableData, TaskRows
 from lmtool.tasks.findings import find_table_problems
-from lmtool.tasks.labels import LabelMap, normalize_label_cell
+from lmtool.tasks.labels import LabelMap, parse_label_cell
 from lmtool.tasks.notices import Notice
 from lmtool.tasks.reading import (
     LabelledTable,
@@ -69,7 +69,7 @@ class TaskTables:
         if label is None:
             return self.table.n_rows
         records = self.table.file.read_records()
-        return sum(1 for _, values, fault in records if fault or normalize_label_cell(values[label]) != "")
+        return sum(1 for _, values, fault in records if fault or parse_label_cell(values[label]) != "")
 
 
 def open_training_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
@@ -397,7 +397,7 @@ def _with_steps_and_vocab_size(recipe: Recipe, n_rows: int, tokenizer: Tokenizer
     if (epochs := recipe.evaluation.epochs) is not None:
         steps_per_epoch = n_rows / training.batch_size
         every = max(round(epochs * steps_per_epoch), math.ceil(steps / MAX_VALIDATIONS))
-    vocab_size = tokenizer.check_embedding_rows(recipe.model.vocab_size)
+    vocab_size = tokenizer.resolve_embedding_rows(recipe.model.vocab_size)
     return recipe.with_unvalidated_values(
         {"training.steps": steps, "evaluation.every": every, "model.vocab_size": vocab_size}
     )

@@ -26,7 +26,7 @@ from lmtool.inference.load import LoadedModel
 from lmtool.inference.scoring import score_continuations
 from lmtool.printable import align_columns, format_count
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.labels import LabelMap, normalize_label_cell
+from lmtool.tasks.labels import LabelMap, parse_label_cell
 from lmtool.tasks.metrics import MetricValues, class_metrics
 from lmtool.tasks.predict import AS_IN_TRAINING, CHUNK_ROWS, TablePredictions, open_table_like_training
 from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_unlabelled_rows
@@ -210,7 +210,7 @@ def evaluate_prompts(
     assert columns.label is not None
     label = table.names.index(columns.label)
     rows = table.rows(SkippedRows() if read_options.skip_bad_rows else None)
-    cells = {normalize_label_cell(row.values[label]) for row in rows}
+    cells = {parse_label_cell(row.values[label]) for row in rows}
     merges = read_options.merge_labels
     labels = LabelMap.from_names("class", (merges.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))
     texts = read_labelled_table(table, columns, labels=labels, skip_bad_rows=read_options.skip_bad_rows, merges=merges)

@@ -97,7 +97,7 @@ class TaskModel:
         return evaluate_items(self.lm, EvaluationItems([row.lengths for row in rows], evaluate_batch), self.compute)
 
 
-def list_worst_and_best(
+def list_worst_and_best_rows(
     score_name: str, scores: Sequence[float], get_row: Callable[[int], tuple[int, str, str, str]]
 ) -> list[dict[str, Any]]:
     """Lists the rows with the MAX_LISTED_ROWS lowest and highest scores, the lowest first.

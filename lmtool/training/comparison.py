@@ -87,7 +87,7 @@ class BitsPerByteResults:
         others += "" if limit is None else f"; the best possible model: {limit:.3f}"
         return [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){others}"]
 
-    def warn_if_worse_than_ngrams(self) -> list[str]:
+    def warnings_if_worse_than_ngrams(self) -> list[str]:
         """Warns if the model is worse than counting."""
         if self.ngram_bits_per_byte is None or self.bits_per_byte < self.ngram_bits_per_byte:
             return []
@@ -95,7 +95,7 @@ class BitsPerByteResults:
         return [f"counting {ORDER}-grams predicts this text better; {fix}"]
 
 
-def count_ngram_model(windows: Windows, vocab_size: int) -> NGramModel:
+def fit_ngram_model(windows: Windows, vocab_size: int) -> NGramModel:
     """Returns the n-gram model of a text."""
     model = NGramModel(NGram(kind="ngram", order=ORDER, context=NGRAM_WINDOW), vocab_size)
     n = windows.n_tokens

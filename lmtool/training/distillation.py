@@ -8,7 +8,7 @@ import torch
 
 from lmtool.compute.device import ExecutionContext
 from lmtool.errors import UsageError
-from lmtool.inference.load import load_trained_model, prediction_target
+from lmtool.inference.load import get_head_target_and_classes, load_trained_model
 from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.model.size import build_on_meta
 from lmtool.objective import Objective
@@ -123,7 +123,7 @@ def _check_same_task_and_rows(teacher: Reference, student_recipe: Recipe, tokeni
     if ours.kind != theirs.kind:
         what = f"the teacher was trained with objective {theirs.kind}, but the student has {ours.kind}"
         raise UsageError(what, where=TEACHER_KEY, fix=f"name a run with objective {ours.kind}")
-    if isinstance(theirs, Classification) and prediction_target(ours) != prediction_target(theirs):
+    if isinstance(theirs, Classification) and get_head_target_and_classes(ours) != get_head_target_and_classes(theirs):
         what = f"the teacher predicts {_describe_labels(theirs)}, but the table has {_describe_labels(ours)}"
         raise UsageError(what, where=TEACHER_KEY, fix="name a run that was fine-tuned on the same labels")
     if _describe_row_format(student_recipe, tokenizer) != _describe_row_format(teacher.recipe, teacher.tokenizer):

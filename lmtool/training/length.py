@@ -234,7 +234,7 @@ class RunLengthController:
         steps = 0
         if self._world.is_main:
             limits = self._deadline, self._max_steps
-            steps = steps_by_deadline(recipe, steps_done, started_at, *limits)
+            steps = count_steps_by_deadline(recipe, steps_done, started_at, *limits)
         return int(self._world.all_reduce_sum((steps,))[0])
 
     def estimate_duration(self, recipe: Recipe, steps_done: int, examples_per_epoch: int) -> DurationEstimate:
@@ -347,7 +347,7 @@ def min_total_steps_keeping_schedule(recipe: Recipe, steps_done: int) -> int | N
     return math.ceil(warmup + (steps_done - warmup) / plateau)
 
 
-def steps_by_deadline(recipe: Recipe, steps_done: int, started_at: float, deadline: float, max_steps: int) -> int:
+def count_steps_by_deadline(recipe: Recipe, steps_done: int, started_at: float, deadline: float, max_steps: int) -> int:
     """Returns the number of steps that a run can take until a deadline at its speed so far.
 
     It is revised only as far as the completed steps do not depend on it. started_at: when the first of `steps_done`

@@ -18,7 +18,7 @@ from lmtool.compute.kernels import ops
 from lmtool.compute.shards import ShardedBuild
 from lmtool.errors import LmtoolError, NumericalError
 from lmtool.inference.evaluation import ValidationResult
-from lmtool.inference.interpolation import replace_saved_ngrams
+from lmtool.inference.interpolation import replace_saved_ngram_model
 from lmtool.inference.load import load_weights
 from lmtool.model import DecodeState
 from lmtool.model.language_model import CountingModel
@@ -38,7 +38,7 @@ from lmtool.tasks.results import HELD_OUT_QUARTER, Results
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.comparison import BitsPerByteResults
-from lmtool.training.compiling import compile_or_warn_, should_compile
+from lmtool.training.compiling import compile_or_return_warning_, should_compile
 from lmtool.training.data import TextData
 from lmtool.training.distillation import add_distillation_loss
 from lmtool.training.events import (
@@ -65,7 +65,7 @@ from lmtool.training.length import RunLengthController, fix_steps_and_intervals,
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.profiling import StepTracer
 from lmtool.training.samples import choose_sample_prompts, generate_and_log_samples
-from lmtool.training.schedule import warn_of_tiny_inverse_sqrt_rate
+from lmtool.training.schedule import tiny_inverse_sqrt_rate_warning
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 
 N_RISING_VALIDATIONS, RISING_RATIO = 2, 1.005
@@ -124,7 +124,7 @@ class TrainingSession:
                 "without model.causal_mask the decoder sees what it predicts: its losses measure nothing"
             )
         if checkpoint is None:
-            self.warnings += filter(None, (notice, warn_of_tiny_inverse_sqrt_rate(recipe)))
+            self.warnings += filter(None, (notice, tiny_inverse_sqrt_rate_warning(recipe)))
         else:
             self._restore_optimizer_and_states(checkpoint)
         setup = _describe_numerical_setup(recipe, compute)
@@ -139,14 +139,14 @@ class TrainingSession:
     def run(self) -> Iterator[Event]:
         """Runs the steps up to the last one, or to a reason to end before. See `events`."""
         self.examples = self.data.examples(self.objective)
-        yield self.describe_fit()
+        yield self.make_fit_started_event()
         if should_compile(self.recipe, self.compute) and self.last_step < self.recipe.training.steps:
             samples = sample_numbers_for_rank(self.last_step, self.recipe.training.batch_size)[:1]
             batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
-            if warning := compile_or_warn_(self.lm, batch, self.compute):
+            if warning := compile_or_return_warning_(self.lm, batch, self.compute):
                 yield Warn(warning)
         if self.state.pending is not None:  # the last session saved its last step, and ended before this
-            yield from self._validate_pending_step(None)
+            yield from self._validate_and_log_pending_step(None)
         trace_path = None
         if self.profiles:
             run, world = self.manager.run, self.compute.world
@@ -177,7 +177,7 @@ class TrainingSession:
             }
         self.trainable.optimizers.load_state(tensors, checkpoint.step, where)
 
-    def describe_fit(self) -> FitStarted:
+    def make_fit_started_event(self) -> FitStarted:
         """Describes the model, the length of the run and the device."""
         recipe, world = self.recipe, self.compute.world
         steps = None if self.length.minutes is not None else recipe.training.steps
@@ -246,11 +246,11 @@ class TrainingSession:
             yield from self._time_first_steps_and_set_length(step)
             if self._reaches_stop_fraction(step.step):
                 # by the length as it is now known
-                yield from self._revise_steps(started_at)
+                yield from self._revise_number_of_steps_by_speed(started_at)
                 step = replace(step, stop=step.stop or self._reaches_stop_fraction(step.step))
             yield from self._log_save_and_validate(step)
             if self.end_reason is None and is_validation_step(self.recipe, self.last_step):
-                yield from self._revise_steps(started_at)
+                yield from self._revise_number_of_steps_by_speed(started_at)
             if self.recipe is not recipe:
                 stepping.close()
                 stepping = self._iterate_steps()
@@ -273,7 +273,7 @@ class TrainingSession:
         if self.length.durations is not None:
             yield self.length.estimate_duration(self.recipe, step.step, self.examples.per_epoch)
 
-    def _revise_steps(self, started_at: float) -> Iterator[Event]:
+    def _revise_number_of_steps_by_speed(self, started_at: float) -> Iterator[Event]:
         """Revises the number of steps of a run with a time limit by the speed so far.
 
         started_at: when the steps of this session started, by time.perf_counter.
@@ -321,7 +321,7 @@ class TrainingSession:
                 state.stream = self.examples.stream_positions_before(step.step * recipe.training.batch_size)
             yield from self.manager.save_checkpoint(step.step, self.lm, moments, state)
         if is_validated:
-            yield from self._validate_pending_step(step)
+            yield from self._validate_and_log_pending_step(step)
             if self.end_reason is None and not is_last and state.is_stale(recipe.evaluation):
                 self.end_reason = "early"
             if self.end_reason is None and not is_last and self.stops_below_baseline:
@@ -335,7 +335,7 @@ class TrainingSession:
                 state.is_better(self.validation_at_interruption, recipe.evaluation.metric),
             )
 
-    def _validate_pending_step(self, step: CompletedStep | None) -> Iterator[Event]:
+    def _validate_and_log_pending_step(self, step: CompletedStep | None) -> Iterator[Event]:
         """Validates the step whose record is pending, logs it, and writes samples.
 
         step: None if an earlier session took it.
@@ -352,7 +352,7 @@ class TrainingSession:
         is_best = state.update_best(number, validation, evaluation.metric)
         norms: dict[str, object] = {}
         if evaluation.gradient_norms and isinstance(self.data, TextData):
-            norms["gradient_norms"] = self.data.compute_gradient_norms_by_lag(self.lm)
+            norms["gradient_norms"] = self.data.compute_validation_gradient_norms(self.lm)
         # metrics of rows that are trained on tell nothing
         metrics = dict(validation.metrics) if self.data.holds_out else {}
         yield from self.manager.log_metrics(record | {"valid_loss": validation.loss} | metrics | norms)
@@ -468,7 +468,7 @@ class TrainingSession:
         results = [*(result for result in of_folds if result.task not in measured), *results]
         if run is not None and isinstance(self.data, TextData):
             kept = next((result.interpolation for result in results if isinstance(result, BitsPerByteResults)), None)
-            replace_saved_ngrams(run, self.recipe, self.data.prompt_format.tokenizer, kept.ngram if kept else None)
+            replace_saved_ngram_model(run, self.recipe, self.data.prompt_format.tokenizer, kept.ngram if kept else None)
         if run is not None and results:
             records = [result.record() for result in results]
             is_one = len(records) == 1
@@ -495,7 +495,7 @@ class TrainingSession:
         try:
             job = replace(rewind_job(run, self.job), recipe=self.recipe)  # of as many steps as this run
             folds = train_folds(job, data, step, self.should_stop)
-            results = data.measure_folds(folds, part, step)
+            results = data.compute_fold_results(folds, part, step)
         except LmtoolError as error:
             yield Warn(f"{NO_SCORE}: {error.what}")
         else:

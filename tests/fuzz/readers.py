@@ -524,7 +524,7 @@ def _file_of_a_run(name: str) -> ModelRunner:
 
 def _use_signed_state(run: Path) -> None:
     sign(run / SAVED)
-    checkpoint = checkpoints.verify_checkpoint(run / SAVED)
+    checkpoint = checkpoints.open_and_verify_checkpoint(run / SAVED)
     read_verified_recipe(Run.open(run), checkpoint)
     read_saved_state(checkpoint)
 

@@ -58,7 +58,7 @@ def made(
 ) -> Path:
     """A run whose weights are random: all of them, or with adapters only these and the head. biases: their deviation,
     where it is not that of all weights."""
-    rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
+    rows = tokenizer.resolve_embedding_rows(recipe.model.vocab_size)
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": rows})})
     found = None if base is None else resolve_reference(str(base))
     cpu = configure_compute("cpu", "float32")

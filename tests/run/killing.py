@@ -43,7 +43,7 @@ def check(folder: Path) -> tuple[int, list[str]]:
     newest, warnings = checkpoint.find_newest_valid_checkpoint(folder / CHECKPOINTS)
     problems += warnings
     for step, path in checkpoint.list_checkpoints(folder / CHECKPOINTS):
-        whole = checkpoint.verify_checkpoint(path)
+        whole = checkpoint.open_and_verify_checkpoint(path)
         values = {
             *whole.load_model()["weight"].tolist(),
             *whole.load_optimizer()["moment"].neg().tolist(),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.recipe.load import Setting, parse_settings
-from lmtool.run.checkpoint import check_checkpoint_sizes, list_checkpoints
+from lmtool.run.checkpoint import list_checkpoints, open_checkpoint_checking_sizes
 from lmtool.tasks.results import Results
 from lmtool.training import events, finetuning, plan, resuming, train
 from lmtool.training.comparison import BitsPerByteResults
@@ -188,7 +188,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def lasting(run: Path, step: int) -> dict[str, Any]:
     """All results of a run up to its checkpoint at `step`, without times."""
     checkpoint = run / "checkpoints" / f"step-{step:06d}"
-    saved = check_checkpoint_sizes(checkpoint)
+    saved = open_checkpoint_checking_sizes(checkpoint)
     state = json.loads((checkpoint / "state.json").read_text())
     del state["seconds"]
     if state["pending"] is not None:

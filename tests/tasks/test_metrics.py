@@ -22,7 +22,7 @@ from lmtool.tasks.metrics import (
     compute_word_f1,
     exact_match,
     find_best_null_threshold,
-    find_positive_class,
+    find_positive_class_index,
     format_class_scores,
     format_confusion,
     has_consecutively_repeated_phrase,
@@ -76,12 +76,12 @@ def test_classes_equal_scikit_learn_and_the_reference(seed):
 
 
 def test_the_positive_class_is_the_second_unless_it_denies_the_first():
-    assert find_positive_class(["0", "1"]) == 1
-    assert find_positive_class(["negative", "positive"]) == 1
-    assert find_positive_class(["entailment", "not_entailment"]) == 0
-    assert find_positive_class(["equivalent", "non-equivalent"]) == 0
-    assert find_positive_class(["no", "yes", NO_LABEL]) == 1
-    assert find_positive_class(["a", "b", "c"]) is None
+    assert find_positive_class_index(["0", "1"]) == 1
+    assert find_positive_class_index(["negative", "positive"]) == 1
+    assert find_positive_class_index(["entailment", "not_entailment"]) == 0
+    assert find_positive_class_index(["equivalent", "non-equivalent"]) == 0
+    assert find_positive_class_index(["no", "yes", NO_LABEL]) == 1
+    assert find_positive_class_index(["a", "b", "c"]) is None
     value = class_metrics(np.array([0, 1, 1]), np.array([0, 1, 0]), ["no", "yes"])
     assert (value["f1"], value["positive"]) == (pytest.approx(2 / 3), "yes")
 

@@ -79,7 +79,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.0)
     monkeypatch.setattr(length, "MIN_PROBE_STEPS", 1)
     monkeypatch.setattr(length.MeasuredDurations, "count_steps_within", lambda *_: steps - 1)
-    monkeypatch.setattr(length, "steps_by_deadline", lambda recipe, *_: recipe.training.steps)
+    monkeypatch.setattr(length, "count_steps_by_deadline", lambda recipe, *_: recipe.training.steps)
 
 
 @pytest.mark.parametrize("budget", ["training.tokens=1280", "training.minutes=0.02"])
@@ -101,7 +101,7 @@ def test_the_length_follows_the_speed(work: Work, monkeypatch: pytest.MonkeyPatc
         return last if len(asked) == 2 else recipe.training.steps
 
     planned(monkeypatch, 24)
-    monkeypatch.setattr(length, "steps_by_deadline", steps)
+    monkeypatch.setattr(length, "count_steps_by_deadline", steps)
     schedule = "schedule={kind: linear, warmup_steps: 2, decay_fraction: 0.5}"
     told = work.pretrain("training.minutes=1", schedule, name="timed")
     assert asked[:2] == [2, 4]
@@ -120,7 +120,7 @@ def test_pairs_of_sentences_are_validated_also_when_the_length_has_changed(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned(monkeypatch, 6)
-    monkeypatch.setattr(length, "steps_by_deadline", lambda *_: 4)
+    monkeypatch.setattr(length, "count_steps_by_deadline", lambda *_: 4)
     told = work.pretrain("training.minutes=1", *BERT, "evaluation.every=1")
     assert [event.steps for event in of_kind(told, StepsChanged)] == [6, 4]
     validated = [event.validation for event in of_kind(told, Stepped)]
@@ -229,7 +229,7 @@ def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypat
     work.pretrain(name="base")
     charged(monkeypatch, 0.01)
     monkeypatch.setattr(length, "FORWARD_FRACTION", 0.0)
-    monkeypatch.setattr(length, "steps_by_deadline", lambda recipe, *_: recipe.training.steps)
+    monkeypatch.setattr(length, "count_steps_by_deadline", lambda recipe, *_: recipe.training.steps)
     ticking(monkeypatch)
     others = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null")
     many = work.folder / "many.csv"

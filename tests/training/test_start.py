@@ -25,7 +25,7 @@ from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceEr
 from lmtool.inference import load
 from lmtool.inference.load import build_model, load_run
 from lmtool.recipe.spec.training import Checkpointing
-from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
+from lmtool.run.checkpoint import list_checkpoints, open_and_verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import plan
@@ -116,7 +116,7 @@ def test_numerical_errors_leave_the_last_checkpoint(work: Work) -> None:
     (step,) = map(int, re.findall(r"step (\d+)", caught.value.what))
     assert checkpoint_steps(work.run())[-1] == step - 1
     for _, path in list_checkpoints(work.run() / "checkpoints"):
-        weights = verify_checkpoint(path).load_model()
+        weights = open_and_verify_checkpoint(path).load_model()
         assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
     assert Run.open(work.run()).state == "stopped"
     assert metrics(work.run())[-1]["step"] == step - 1

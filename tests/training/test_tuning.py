@@ -21,7 +21,7 @@ from lmtool.recipe.finetuning import ADAPTER_LR, TRAINED_LR
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.training import AdamW
 from lmtool.records import encode_with_checksum
-from lmtool.run.checkpoint import verify_checkpoint
+from lmtool.run.checkpoint import open_and_verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.training.events import FitStarted
 from lmtool.training.finetuning import plan_finetuning
@@ -56,7 +56,7 @@ def base(work: Work, pretrained: Path) -> Path:
 
 
 def weights(run: Path, step: int) -> dict[str, Tensor]:
-    return verify_checkpoint(run / "checkpoints" / f"step-{step:06d}").load_model()
+    return open_and_verify_checkpoint(run / "checkpoints" / f"step-{step:06d}").load_model()
 
 
 def model_of(run: Path) -> LanguageModel:
@@ -120,7 +120,7 @@ def test_embeddings_can_stay(work: Work, base: Path) -> None:
     assert stay == {name for name in before if name not in changed(before, after)} - {"body.head.own"}
     assert stay
     assert plan.learning == sum(after[name].numel() for name in changed(before, after))
-    moments = verify_checkpoint(run / "checkpoints" / "step-000012").load_optimizer()
+    moments = open_and_verify_checkpoint(run / "checkpoints" / "step-000012").load_optimizer()
     assert {key.partition("/")[2] for key in moments} == changed(before, after)
 
 
