@@ -52,7 +52,7 @@ from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from lmtool.tasks.task import Prediction
 from lmtool.tokenization.chat import Message
-from lmtool.training.events import Started, Warn
+from lmtool.training.events import RunStarted, Warn
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.job import SessionOptions
 from lmtool.training.plan import TrainingPlan, plan_pretraining
@@ -253,7 +253,7 @@ def _train_and_load(make_plan: Callable[[Progress], TrainingPlan], out: str) -> 
     run = ""
     with closing(DashboardLoggers()) as loggers:
         for event in train(make_plan(no_progress), options):
-            if isinstance(event, Started):
+            if isinstance(event, RunStarted):
                 run = str(event.path)
             for warning in (*loggers.log_event(event), *([event.text] if isinstance(event, Warn) else ())):
                 warnings.warn(warning, stacklevel=3)

@@ -10,7 +10,7 @@ from lmtool.checks.runs import find_damaged_run_files
 from lmtool.checks.text import find_text_problems
 from lmtool.compute.device import CPU
 from lmtool.data.cached import find_damaged_entries
-from lmtool.data.files import TABLE_FORMATS, find_files, infer_format, name_without_compression
+from lmtool.data.files import TABLE_FORMATS, find_files, infer_format_suffix, name_without_compression
 from lmtool.data.hub import HUB_PREFIX
 from lmtool.data.prepare import compute_tokenized_fingerprint, open_and_split_texts
 from lmtool.data.store import STORE_MANIFEST, TokenStore
@@ -99,7 +99,7 @@ def infer_check_subject(
             return "run"
         if data.test:
             return "table"
-        if not folder.is_dir() and (name.startswith(HUB_PREFIX) or infer_format(folder) != ".txt"):
+        if not folder.is_dir() and (name.startswith(HUB_PREFIX) or infer_format_suffix(folder) != ".txt"):
             return "table" if _is_labelled_table(name, data, infer_labels_from_cells) else "text"
         if name_without_compression(folder).endswith(TABLE_FORMATS):
             return "table"

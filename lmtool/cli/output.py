@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from lmtool.compute.device import InferenceName
-    from lmtool.data.table import SkippedRows
+    from lmtool.data.table import SkippedRowCounts
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import AnyParams
     from lmtool.inference.load import LoadedModel
@@ -196,7 +196,7 @@ def warn_of_cut_forms(params: "AnyParams", reasons: Counter[str]) -> None:
     warn([f"{texts} cut before the form ({form.kind}) was complete; {fix}"])
 
 
-def warn_of_skipped(skipped: "SkippedRows | None") -> None:
+def warn_of_skipped(skipped: "SkippedRowCounts | None") -> None:
     """Warns of skipped rows, if any. Only the main process prints."""
     from lmtool.compute.processes import is_main_process
 

@@ -1,8 +1,8 @@
 """Tensors that are sharded by rows over processes: the rows of this process, and what processes exchange.
 
-A model is built in a `ShardedBuild`: its parameters have no storage, and only the rows of one process beside them. When
-it is trained they are DTensors. Of R rows, n processes have ceil(R / n) each, and the last ones what is left, as
-torch.chunk divides them.
+A model is built in a `ShardNewParameters`: its parameters have no storage, and only the rows of one process beside
+them. When it is trained they are DTensors. Of R rows, n processes have ceil(R / n) each, and the last ones what is
+left, as torch.chunk divides them.
 
 Shapes: R rows, C columns.
 """
@@ -38,7 +38,7 @@ _INITIALIZERS = frozenset(("normal_", "uniform_", "kaiming_uniform_", "zero_", "
 """What gives new parameters their values."""
 
 
-class ShardedBuild(TorchFunctionMode):
+class ShardNewParameters(TorchFunctionMode):
     """A context in which new modules hold only the rows of one process, with the values of whole ones.
 
     Each parameter is initialised as a whole by the same random numbers, then cut, before the next one is.

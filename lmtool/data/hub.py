@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lmtool.checksum import sha256_of_json
 from lmtool.data.files import hash_files, quote
 from lmtool.data.rowfile import missing_column_error, not_text_error
-from lmtool.durable import cache_folder, find_writable_path, hold_lock, write_file
+from lmtool.durable import cache_folder, find_writable_cache_path, hold_lock, write_file
 from lmtool.errors import DataError, LmtoolError
 
 HUB_PREFIX = "hf:"
@@ -76,7 +76,7 @@ def download_dataset(source: str, column: str | None) -> Path:
         path = cache_folder() / DATASETS_FOLDER / f"{key}.jsonl"
         if path.exists():
             return path
-        path = find_writable_path(path)
+        path = find_writable_cache_path(path)
         with hold_lock(path.with_suffix(".lock")):
             if not path.exists():
                 rows = builder.as_streaming_dataset(split=split)

@@ -41,7 +41,7 @@ from lmtool.data.survey import (
     scan_training_text,
     utf8_length,
 )
-from lmtool.durable import cache_folder, convert_write_errors, find_writable_path, hold_lock
+from lmtool.durable import cache_folder, convert_write_errors, find_writable_cache_path, hold_lock
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TokenizerSpec
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -297,7 +297,7 @@ def _open_or_write_store(
     """Returns the token store of a part of a corpus, and whether it had to be written."""
     key = part.store_key(tokenizer)
     cached = cache_folder() / TOKENS / key
-    path = out or find_writable_path(cached)
+    path = out or find_writable_cache_path(cached)
     if out is None and path != cached:
         with suppress(DataError):
             if (store := _open_store_if_same(cached, key, tokenizer, disposable=False)) is not None:

@@ -49,7 +49,7 @@ class NativeLayers:
         self.model, self.stack, self.matrices = model, model.stacks()[-1], matrices
 
     @classmethod
-    def from_model(cls, model: LanguageModel) -> "NativeLayers | None":
+    def from_model_if_supported(cls, model: LanguageModel) -> "NativeLayers | None":
         """Returns None for a model that the kernels do not support, or whose weights are not packed and may change."""
         if not isinstance(model, TransformerModel) or not _supports_native_step(model):
             return None

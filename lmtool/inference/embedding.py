@@ -160,7 +160,9 @@ def embed_encoded_texts(
         spec = loaded.recipe.objective
         if pool == "own" and isinstance(spec, Embedding):
             return None, [vector_D[None].numpy() for vector_D in pool_text_vectors(spec, hidden_BTD, keep_BT)]
-        return None, [_pool(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, group, strict=True)]
+        return None, [
+            _pool_hidden_states(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, group, strict=True)
+        ]
 
     items = EvaluationItems(lengths, read, tokens=EMBEDDING_BATCH_TOKENS, dtype=np.float32)
     for row, vectors in zip(rows, evaluate_items(loaded.model, items, loaded.compute).arrays, strict=True):
@@ -193,7 +195,7 @@ def encode_text(
     return EncodedText(text_index, row, first, last, [text[begin:end] for begin, end in pieces], list(pieces.values()))
 
 
-def _pool(hidden_TD: Tensor, row: EncodedText, pool: PoolName) -> Tensor:
+def _pool_hidden_states(hidden_TD: Tensor, row: EncodedText, pool: PoolName) -> Tensor:
     if pool == "none":
         means = [hidden_TD[pieces].mean(0) for pieces in row.pieces]
         return torch.stack(means) if means else hidden_TD[:0]

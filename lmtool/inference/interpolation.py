@@ -13,7 +13,7 @@ from lmtool.recipe.spec.words import NGram
 from lmtool.run.creation import create_run
 from lmtool.run.directory import NGRAMS, RECIPE, Run
 from lmtool.run.files import RunInfo
-from lmtool.run.saving import Snapshot
+from lmtool.run.saving import CheckpointSnapshot
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
@@ -35,6 +35,6 @@ def replace_saved_ngram_model(run: Run, recipe: Recipe, tokenizer: Tokenizer, ng
     )
     info = RunInfo.create(recipe="ngram", summary=ngram.description, fingerprints=run.info.fingerprints)
     files = {RECIPE: dump_yaml(counted).encode(), **tokenizer.serialize_files()}
-    snapshot = Snapshot(0, ngram.state_dict(), {}, {"recipe": counted.model_dump(mode="json")})
+    snapshot = CheckpointSnapshot(0, ngram.state_dict(), {}, {"recipe": counted.model_dump(mode="json")})
     with atomic_output_folder(folder) as new, create_run(new, info, files) as kept:
         kept.save_checkpoint(snapshot, keep_last=1)

@@ -14,7 +14,7 @@ from lmtool import model
 from lmtool.compute.device import CPU, ExecutionContext, configure_compute, device_memory_bytes
 from lmtool.compute.fsdp import ShardedModel
 from lmtool.compute.processes import local_size
-from lmtool.compute.shards import ShardedBuild, get_local_row_range, get_local_rows, is_sharded
+from lmtool.compute.shards import ShardNewParameters, get_local_row_range, get_local_rows, is_sharded
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.reference import Reference, find_unchanged_base, resolve_reference
 from lmtool.model import LanguageModel, lora
@@ -130,7 +130,7 @@ def build_model(
     tokenizer: Tokenizer,
     compute: ExecutionContext,
     feature_model: LoadedModel | None = None,
-    shards: ShardedBuild | None = None,
+    shards: ShardNewParameters | None = None,
 ) -> LanguageModel:
     """Builds a new model for a tokenizer, on its device, initialized from the recipe's seed.
 
@@ -153,7 +153,7 @@ def build_model(
 
 
 @dataclass(frozen=True)
-class MatchedVectors:
+class PretrainedTokenVectors:
     """Pretrained vectors (N, D) of the tokens `ids`. line: says how much of the text they cover."""
 
     ids: list[int]
@@ -177,9 +177,9 @@ def build_for_training(
     set_data_statistics_: Callable[[LanguageModel], None],
     *,
     base: Reference | None = None,
-    vectors: MatchedVectors | None = None,
+    vectors: PretrainedTokenVectors | None = None,
     feature_model: LoadedModel | None = None,
-    shards: ShardedBuild | None = None,
+    shards: ShardNewParameters | None = None,
 ) -> tuple[LanguageModel, str | None]:
     """Builds a model to train, with the trainable weights that the recipe sets.
 
@@ -190,7 +190,7 @@ def build_for_training(
     """
     lm = build_model(recipe, tokenizer, compute, feature_model, shards)
     set_data_statistics_(lm)
-    notice = None if base is None else _load_base_weights(lm, base, recipe.objective)
+    notice = None if base is None else _load_base_weights_and_explain_head(lm, base, recipe.objective)
     _freeze_and_add_adapters_(lm, recipe, for_training=True)
     if vectors is not None:
         vectors.initialize_embeddings_(lm)
@@ -210,7 +210,7 @@ def load_run(reference: str | Reference, compute: ExecutionContext | None = None
     compute = compute or configure_compute("auto", "float32")
     sharding = None
     if _needs_sharding(recipe, checkpoint, compute):
-        lm = build_model(recipe, tokenizer, compute, shards=ShardedBuild(compute.world.rank, compute.world.size))
+        lm = build_model(recipe, tokenizer, compute, shards=ShardNewParameters(compute.world.rank, compute.world.size))
         load_weights(lm, checkpoint)
         sharding = ShardedModel(lm, lm, compute)
     else:
@@ -275,7 +275,7 @@ def load_trained_model(reference: Reference, compute: ExecutionContext) -> Langu
     recipe = reference.recipe
     lm = build_model(recipe, reference.tokenizer, compute, load_feature_model(reference.run, recipe, compute))
     if recipe.tuning.lora is not None:
-        _load_base_weights(lm, find_unchanged_base(reference.run), recipe.objective)
+        _load_base_weights_and_explain_head(lm, find_unchanged_base(reference.run), recipe.objective)
     _freeze_and_add_adapters_(lm, recipe, for_training=False)
     load_weights(lm, reference.checkpoint)
     return lm
@@ -367,7 +367,7 @@ def _freeze_and_add_adapters_(lm: LanguageModel, recipe: Recipe, *, for_training
             parameter.requires_grad_(False)
 
 
-def _load_base_weights(lm: LanguageModel, base: Reference, objective: AnyObjective) -> str | None:
+def _load_base_weights_and_explain_head(lm: LanguageModel, base: Reference, objective: AnyObjective) -> str | None:
     """Copies the weights of another run into a model, and its head if both have one for the same labels.
 
     objective: objective of the model. Returns a notice about the head, if any. Raises as `load_weights` does.

@@ -16,7 +16,7 @@ from lmtool.run.directory import BASELINE, EVALUATIONS, RECIPE, SPLIT
 from lmtool.run.files import RunInfo, describe_environment, read_saved_state
 from lmtool.run.listing import SavedEvaluations, read_evaluations
 from lmtool.run.paths import add_to_runs_index
-from lmtool.run.saving import Snapshot
+from lmtool.run.saving import CheckpointSnapshot
 
 
 class MergedRun(NamedTuple):
@@ -73,7 +73,7 @@ def merge_adapters_into_new_run(reference: str, output: Path | None, command_lin
         if evaluations := [one for one in read_evaluations(old) if one.step == step]:
             saved = SavedEvaluations(evaluations).model_dump(exclude_unset=True)
             durable.write_new_file(run.path / EVALUATIONS, encode_json(saved))
-        run.save_checkpoint(Snapshot(step, weights, {}, state, step), keep_last=1)
+        run.save_checkpoint(CheckpointSnapshot(step, weights, {}, state, step), keep_last=1)
         run.end_session("finished")
         run.remove_optimizer_states()
     add_to_runs_index(folder)

@@ -42,7 +42,7 @@ from lmtool.run.creation import check_output_folder, create_run, make_run_path
 from lmtool.run.directory import RECIPE
 from lmtool.run.files import RunInfo
 from lmtool.run.paths import RUN_INFO_FILE, add_to_runs_index
-from lmtool.run.saving import Snapshot
+from lmtool.run.saving import CheckpointSnapshot
 from lmtool.run.tensors import ComputedTensors
 from lmtool.tokenization.inner import SPECIAL_TOKENS, convert_panics, parse_tokenizer_json
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -162,7 +162,7 @@ def _write_run(
     )
     files = {RECIPE: dump_yaml(recipe).encode(), **tokenizer.serialize_files()}
     with atomic_output_folder(folder) as new, create_run(new, info, files) as run:
-        run.save_checkpoint(Snapshot(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
+        run.save_checkpoint(CheckpointSnapshot(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
 class RecipeSections(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from lmtool import durable
 from lmtool.data.files import display_path, quote
 from lmtool.data.rowfile import find_matching_column
-from lmtool.data.table import Row, SkippedRows, Table, format_csv_row, open_table
+from lmtool.data.table import Row, SkippedRowCounts, Table, format_csv_row, open_table
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.labels import SEPARATOR, parse_label_cell, split_label_names
@@ -40,7 +40,7 @@ class TableToLabel:
 
     @classmethod
     def read(
-        cls, source: str, read_options: Data, multi_label: bool, skipped: SkippedRows | None, output: Path | None
+        cls, source: str, read_options: Data, multi_label: bool, skipped: SkippedRowCounts | None, output: Path | None
     ) -> "TableToLabel":
         """Reads the rows and labels of a table. Raises DataError for missing texts and for invalid labels."""
         table = open_table(source, read_options)

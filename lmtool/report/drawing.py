@@ -256,7 +256,7 @@ def _describe_rotary_positions(spec: Transformer, position: positions.RotaryPosi
     return PositionDescription(sentence, columns, rows, chart)
 
 
-class TreeRow(NamedTuple):
+class ModelTreeRow(NamedTuple):
     """A part of a model. name: behind the branches of the tree. share: of all parameters."""
 
     name: str
@@ -266,14 +266,14 @@ class TreeRow(NamedTuple):
     share: float
 
 
-def list_tree_rows(drawing: ModelDrawing) -> Iterator[TreeRow]:
+def list_tree_rows(drawing: ModelDrawing) -> Iterator[ModelTreeRow]:
     """Yields the parts of the tree, each before its own parts."""
 
-    def visit(part: ModelPart, before: str, below: str) -> Iterator[TreeRow]:
+    def visit(part: ModelPart, before: str, below: str) -> Iterator[ModelTreeRow]:
         times = f"{part.times} x " if part.times > 1 else ""
         share = part.parameters / max(1, drawing.tree.parameters)
         name, flops_per_token = before + times + part.name, part.flops / drawing.context
-        yield TreeRow(name, part.shape, part.parameters, flops_per_token, share)
+        yield ModelTreeRow(name, part.shape, part.parameters, flops_per_token, share)
         for i, child in enumerate(part.children):
             last = i == len(part.children) - 1
             yield from visit(child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "))

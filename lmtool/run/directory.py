@@ -290,7 +290,7 @@ class Run:
 
     def save_checkpoint(
         self,
-        snapshot: saving.Snapshot,
+        snapshot: saving.CheckpointSnapshot,
         keep_last: int,
         interrupted_step: int | None = None,
         peers: Peers = SINGLE_PROCESS,
@@ -373,8 +373,8 @@ class Run:
     def find_best_checkpoint(self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> FoundCheckpoint:
         """Returns the checkpoint of the best validation, or the newest complete one with a warning if that is damaged.
 
-        Before any validation, the newest is the best. peers: see `open_and_verify_checkpoint`. Raises CheckpointError if
-        none is complete.
+        Before any validation, the newest is the best. peers: see `open_and_verify_checkpoint`. Raises CheckpointError
+        if none is complete.
         """
         best_step = self.best_step
         if best_step is None:

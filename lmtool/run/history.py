@@ -12,7 +12,7 @@ from lmtool.run.directory import Run
 from lmtool.run.listing import (
     MAIN_METRICS,
     Values,
-    collect_test_scores,
+    collect_scores_by_test_set,
     iterate_run_and_ancestors,
     main_metric,
     read_recipe_values,
@@ -134,7 +134,7 @@ class RunHistory:
     def scores_by_test_set(self) -> dict[str, dict[str, float]]:
         """Returns the scores of the best checkpoint by test data, the main metric first."""
         tests = {}
-        for source, results in collect_test_scores(self.run).items():
+        for source, results in collect_scores_by_test_set(self.run).items():
             names = sorted(results, key=lambda name: (name not in MAIN_METRICS, name == "rows"))
             measured = {
                 name: results[name] for name in names if name != "step" and finite_number(results[name]) is not None

@@ -52,8 +52,8 @@ class RunLog:
                 os.ftruncate(file.fileno(), end)
                 raise
 
-    def describe_damage(self, step: int, expected_steps: Sequence[int] = ()) -> list[str]:
-        """Returns a line about damaged lines, and one about expected steps up to `step` without a record.
+    def describe_damage(self, last_step: int, expected_steps: Sequence[int] = ()) -> list[str]:
+        """Returns a line about damaged lines, and one about expected steps up to `last_step` without a record.
 
         An incomplete last line, which a killed process leaves, is no damage.
         """
@@ -61,7 +61,7 @@ class RunLog:
         n_damaged = 0
         seen: set[int] = set()
         for number, line, record, _ in self._parse_lines():
-            if record is not None and record["step"] <= step:
+            if record is not None and record["step"] <= last_step:
                 seen.add(record["step"])
             elif record is None and line.endswith(b"\n"):
                 n_damaged += 1

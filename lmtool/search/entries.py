@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmtool.data.corpus import _MAX_CELL_CHARACTERS
-from lmtool.data.files import display_path, find_files, infer_format, name_without_compression, read_nonblank_lines
+from lmtool.data.files import (
+    display_path,
+    find_files,
+    infer_format_suffix,
+    name_without_compression,
+    read_nonblank_lines,
+)
 from lmtool.data.hub import HUB_PREFIX
 from lmtool.data.rowfile import ROW_FILE_SUFFIXES, find_matching_column, require_matching_column
 from lmtool.data.stdin import STDIN
-from lmtool.data.table import SkippedRows, count_skipped_or_raise, format_csv_row, open_table
+from lmtool.data.table import SkippedRowCounts, count_skipped_or_raise, format_csv_row, open_table
 from lmtool.generation.prompts import read_lines
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.recipe import Recipe
@@ -46,7 +52,7 @@ def get_text_columns_to_index(recipe: Recipe) -> tuple[str, ...]:
 
 def read_entries(
     sources: Iterable[str], read_options: Data, id_column: str | None = None, default_columns: Sequence[str] = ()
-) -> Generator[Entry, None, SkippedRows]:
+) -> Generator[Entry, None, SkippedRowCounts]:
     """Yields the non-blank lines of text files and of standard input ("-"), and the rows of tables.
 
     The id of the first line of a.txt is a.txt:1.
@@ -57,14 +63,15 @@ def read_entries(
 
     Returns the bad rows that were skipped. Raises the errors of files and tables.
     """
-    skipped = SkippedRows()
+    skipped = SkippedRowCounts()
     for source in sources:
         for name in [source] if source == STDIN or source.startswith(HUB_PREFIX) else map(str, find_files(source)):
             where, lines = display_path(Path(name)), read_nonblank_lines(Path(name), read_options.encoding)
             if name == STDIN:
                 lines = filter(str.strip, read_lines(STDIN, "input", "write a text on each line"))
             has_rows = (
-                name_without_compression(Path(name)).endswith(ROW_FILE_SUFFIXES) or infer_format(Path(name)) != ".txt"
+                name_without_compression(Path(name)).endswith(ROW_FILE_SUFFIXES)
+                or infer_format_suffix(Path(name)) != ".txt"
             )
             is_table = name.startswith(HUB_PREFIX) or has_rows
             rows: Iterable[tuple[str | int, str]] = enumerate(lines, 1)
@@ -75,7 +82,7 @@ def read_entries(
 
 
 def _iterate_ids_and_texts(
-    source: str, read_options: Data, id_column: str | None, default_columns: Sequence[str], skipped: SkippedRows
+    source: str, read_options: Data, id_column: str | None, default_columns: Sequence[str], skipped: SkippedRowCounts
 ) -> Iterator[tuple[str | int, str]]:
     """Yields the id of each row of a table, or its number without an id column, and its joined texts."""
     table = open_table(source, read_options, field_limit=_MAX_CELL_CHARACTERS)

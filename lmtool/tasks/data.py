@@ -188,13 +188,15 @@ class TableData:
         # texts; and validation rows calibrate either.
         return validation_seconds * (1 + 2 * n_measured / max(1, n_valid))
 
-    def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: ExecutionContext) -> list[Results]:
+    def compute_results(
+        self, lm: LanguageModel, objective: Objective, step: int, compute: ExecutionContext
+    ) -> list[Results]:
         """Computes results on the test rows of each task, or else on its validation rows if these are held out."""
         model = TaskModel(lm, objective, compute)
         for task in self.tasks:
             task.task.calibrate(model, task.valid, held_out=task.texts is None)
         results = [
-            task.task.measure(model, task.test or task.valid, task.measured_part, step)
+            task.task.compute_results(model, task.test or task.valid, task.measured_part, step)
             for task in self.tasks
             if task.test or task.texts is None
         ]
@@ -218,7 +220,7 @@ class TableData:
                 if isinstance(task.task, HeadTask):
                     scored.append(task.task.score_and_explain_rows(model, rows))
                 else:
-                    results.append(task.task.measure(model, rows, part, step))
+                    results.append(task.task.compute_results(model, rows, part, step))
         if scored:
             head = cast(HeadTask, self.tasks[0].task)
             head.calibrate_on(scored)

@@ -98,7 +98,7 @@ class EmbeddingTask(Task):
     def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
         return self.make_validation(*self._compute_loss_and_metrics(model, rows))
 
-    def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         return Results(part, step, len(rows), *self._compute_loss_and_metrics(model, rows), [], ())
 
     def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:

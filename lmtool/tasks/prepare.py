@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.rowfile import find_matching_column
-from lmtool.data.table import SkippedRows, Table, open_table, parse_float
+from lmtool.data.table import SkippedRowCounts, Table, open_table, parse_float
 from lmtool.errors import DataError, UsageError
 from lmtool.objective import build_objective
 from lmtool.printable import format_count
@@ -111,7 +111,7 @@ def parse_tables_and_weights(data: Data) -> dict[str, tuple[str, float]]:
 
 def sample_texts(tables: TaskTables, skip_bad_rows: bool) -> list[str]:
     """Returns the joined texts of each of the first training rows. Raises a RowError as `read_labelled_table` does."""
-    rows = stream_unlabelled_rows(tables.table, tables.columns, SkippedRows() if skip_bad_rows else None)
+    rows = stream_unlabelled_rows(tables.table, tables.columns, SkippedRowCounts() if skip_bad_rows else None)
     return ["\n".join(item.texts) for _, item in islice(rows, MAX_SAMPLE_ROWS)]
 
 
@@ -366,7 +366,7 @@ def _refuse_missing_columns(train: Table, other: Table, column_keys: Mapping[str
         raise DataError(what, where=display_path(other.path), fix=fix)
 
 
-def _make_skip_notices(skipped: SkippedRows, of_table: str = "") -> list[Notice]:
+def _make_skip_notices(skipped: SkippedRowCounts, of_table: str = "") -> list[Notice]:
     text = str(skipped).replace(":", f"{of_table}:", 1)
     return [Notice("skipped rows", skipped.count, text)] if skipped.count else []
 

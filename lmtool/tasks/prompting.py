@@ -17,7 +17,7 @@ from lmtool.data.column_names import LABEL_NAMES, normalize_name
 from lmtool.data.files import quote, quote_all
 from lmtool.data.rowfile import find_matching_column
 from lmtool.data.survey import Progress
-from lmtool.data.table import Row, SkippedRows, Table
+from lmtool.data.table import Row, SkippedRowCounts, Table
 from lmtool.errors import UsageError
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import AnyParams
@@ -197,7 +197,7 @@ def evaluate_prompts(
     source: str,
     prompt: PromptTemplate,
     read_options: Data = AS_IN_TRAINING,
-    skipped: SkippedRows | None = None,
+    skipped: SkippedRowCounts | None = None,
     report: Progress = ignore_progress,
 ) -> PromptingResults:
     """Chooses for each row of a table the answer that a language model finds most probable after its prompt.
@@ -209,7 +209,7 @@ def evaluate_prompts(
     columns = prompt.choose_columns(table, read_options)
     assert columns.label is not None
     label = table.names.index(columns.label)
-    rows = table.rows(SkippedRows() if read_options.skip_bad_rows else None)
+    rows = table.rows(SkippedRowCounts() if read_options.skip_bad_rows else None)
     cells = {parse_label_cell(row.values[label]) for row in rows}
     merges = read_options.merge_labels
     labels = LabelMap.from_names("class", (merges.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))
@@ -258,7 +258,7 @@ def generate_answers(
     trained = generator.loaded.recipe.data
     table = open_table_like_training(source, trained, read_options)
     columns = prompt.choose_columns(table, read_options, labelled=False)
-    skipped = SkippedRows() if trained.skip_bad_rows or read_options.skip_bad_rows else None
+    skipped = SkippedRowCounts() if trained.skip_bad_rows or read_options.skip_bad_rows else None
 
     def generate_rows() -> Iterator[tuple[Row, Cells]]:
         rows = stream_unlabelled_rows(table, columns, skipped)

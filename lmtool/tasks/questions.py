@@ -159,7 +159,7 @@ class SpanTask(Task):
         self._fit_null_threshold(extracted, questions)
         return self.make_validation(loss, _compute_metrics(self._select_texts(extracted), questions))
 
-    def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         extracted, loss = self._extract_answers_and_loss(model, rows)
         questions, texts = _get_questions(rows), self._select_texts(extracted)
         figures = _compute_metrics(texts, questions)

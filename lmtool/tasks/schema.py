@@ -31,7 +31,7 @@ from lmtool.data.column_names import (
 )
 from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.rowfile import DelimitedFile, count_words, find_matching_column, fold_name, missing_columns_error
-from lmtool.data.table import SkippedRows, Table, Value
+from lmtool.data.table import SkippedRowCounts, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.labels import MAX_INTEGER_CLASSES, infer_label_kind, parse_label_cell
@@ -174,7 +174,7 @@ class TableSample:
     @cached_property
     def cells(self) -> dict[str, list[Value]]:
         """The cells of each column in the first rows."""
-        rows = [row.values for row in islice(self.table.rows(SkippedRows()), SAMPLE_ROWS)]
+        rows = [row.values for row in islice(self.table.rows(SkippedRowCounts()), SAMPLE_ROWS)]
         return {name: [values[i] for values in rows] for i, name in enumerate(self.names)}
 
     def filled_cells(self, name: str) -> list[Any]:

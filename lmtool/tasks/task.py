@@ -176,7 +176,7 @@ class Task(ABC):
         return ValidationResult(loss, {metric: math.nan if v is None else float(v) for metric, v in chosen.items()})
 
     @abstractmethod
-    def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         """Computes full results of a model on labelled rows. part, step: see `Results`."""
 
     @abstractmethod

@@ -97,7 +97,7 @@ class TextToTextTask(Task):
         """Computes the mean of -log p over the tokens of all targets, in nats."""
         return ValidationResult(model.evaluate(rows).loss)
 
-    def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         loss, answers = self.validate(model, rows).loss, self.generate(model, rows)
         decoding = "greedy" if self._num_beams == 1 else f"beam search, {self._num_beams} beams, mean log-probability"
         sentences = [] if self.labels else self._list_worst_and_best_texts(answers, rows)

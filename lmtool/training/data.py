@@ -314,7 +314,7 @@ class TextData:
         # the second time to interpolate with the n-gram model
         return 2 * whole_text + comparison.COUNTING_SECONDS_PER_TOKEN * n_counted
 
-    def measure(
+    def compute_results(
         self, lm: LanguageModel, objective: Objective, step: int, compute: ExecutionContext
     ) -> list[BitsPerByteResults]:
         """Computes bits per byte of all validation text, all processes together, and in the main one of a 5-gram
@@ -410,7 +410,7 @@ class RecipeWithTextData(NamedTuple):
     data: TextData
 
 
-def prepare_text(
+def tokenize_training_text(
     recipe: Recipe,
     tokenizer: Tokenizer | None,
     world: World,

@@ -15,7 +15,7 @@ from torch import Tensor
 from lmtool.compute.device import ExecutionContext
 from lmtool.compute.fsdp import ShardedModel
 from lmtool.compute.kernels import ops
-from lmtool.compute.shards import ShardedBuild
+from lmtool.compute.shards import ShardNewParameters
 from lmtool.errors import LmtoolError, NumericalError
 from lmtool.inference.evaluation import ValidationResult
 from lmtool.inference.interpolation import replace_saved_ngram_model
@@ -42,13 +42,13 @@ from lmtool.training.compiling import compile_or_return_warning_, should_compile
 from lmtool.training.data import TextData
 from lmtool.training.distillation import add_distillation_loss
 from lmtool.training.events import (
-    Ended,
     EndReason,
     Event,
-    FitStarted,
     Info,
-    Stepped,
-    StepsChanged,
+    StepCompleted,
+    StepCountChanged,
+    TrainingEnded,
+    TrainingStarted,
     Warn,
 )
 from lmtool.training.fit import (
@@ -110,7 +110,7 @@ class TrainingSession:
         self.last_step = 0 if checkpoint is None else checkpoint.step
         # shards move to the device layer by layer, and word vectors are put into a whole table
         device = replace(compute, device=torch.device("cpu")) if world.sharded else compute
-        shards = ShardedBuild(world.rank, world.size) if world.sharded and job.vectors is None else None
+        shards = ShardNewParameters(world.rank, world.size) if world.sharded and job.vectors is None else None
         self.lm, self.objective, notice = replace(job, recipe=recipe).build_model(device, shards)
         distilled = add_distillation_loss(self.objective, recipe, data.prompt_format.tokenizer, job.teacher, compute)
         self.sharding = ShardedModel(self.lm, LossModule(self.lm, distilled), compute) if world.sharded else None
@@ -139,7 +139,7 @@ class TrainingSession:
     def run(self) -> Iterator[Event]:
         """Runs the steps up to the last one, or to a reason to end before. See `events`."""
         self.examples = self.data.examples(self.objective)
-        yield self.make_fit_started_event()
+        yield self.make_training_started_event()
         if should_compile(self.recipe, self.compute) and self.last_step < self.recipe.training.steps:
             samples = sample_numbers_for_rank(self.last_step, self.recipe.training.batch_size)[:1]
             batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
@@ -177,7 +177,7 @@ class TrainingSession:
             }
         self.trainable.optimizers.load_state(tensors, checkpoint.step, where)
 
-    def make_fit_started_event(self) -> FitStarted:
+    def make_training_started_event(self) -> TrainingStarted:
         """Describes the model, the length of the run and the device."""
         recipe, world = self.recipe, self.compute.world
         steps = None if self.length.minutes is not None else recipe.training.steps
@@ -186,7 +186,7 @@ class TrainingSession:
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.lm.parameters()]
         fits = isinstance(recipe.optimizer, Lbfgs)
         processes = f", {world.size} processes" if world.size > 1 else ""
-        return FitStarted(
+        return TrainingStarted(
             parameters=sum(size for size, _ in sizes),
             learning=sum(size for size, learns in sizes if learns),
             unit=self.data.unit,
@@ -287,7 +287,7 @@ class TrainingSession:
         self.recipe = recipe
         self.state.recipe = recipe.model_dump(mode="json")
         yield from self.manager.write_recipe(recipe)
-        yield StepsChanged(recipe.training.steps, why)
+        yield StepCountChanged(recipe.training.steps, why)
 
     def _iterate_steps(self) -> Generator[CompletedStep]:
         """Returns an iterator of the steps after the last one."""
@@ -313,7 +313,7 @@ class TrainingSession:
         if not is_validated:
             yield from self.manager.log_metrics(record)
             if self.end_reason != "interrupted":
-                yield Stepped(step, None, False)
+                yield StepCompleted(step, None, False)
         if is_checkpoint_step(recipe, step.step) or self.end_reason == "interrupted":
             moments = self.trainable.optimizers.state_tensors()
             moments |= {} if step.carried_state is None else truncated_bptt.state_to_tensors(step.carried_state)
@@ -329,7 +329,7 @@ class TrainingSession:
         elif self.end_reason == "interrupted":
             with self.evaluation_context() as compute:
                 self.validation_at_interruption = self.data.validate(self.lm, self.objective, compute)
-            yield Stepped(
+            yield StepCompleted(
                 step,
                 self.validation_at_interruption,
                 state.is_better(self.validation_at_interruption, recipe.evaluation.metric),
@@ -357,7 +357,7 @@ class TrainingSession:
         metrics = dict(validation.metrics) if self.data.holds_out else {}
         yield from self.manager.log_metrics(record | {"valid_loss": validation.loss} | metrics | norms)
         if step is not None:
-            yield Stepped(step, validation, is_best)
+            yield StepCompleted(step, validation, is_best)
         yield from self._warn_of_bad_validation(number, validation, best)
         if self.prompts:
             with self.gathered():
@@ -440,7 +440,7 @@ class TrainingSession:
         is_overfitted = self.data.unit == "token" and not is_stopped and state.stale >= N_RISING_VALIDATIONS
         dropout = ["more model.dropout"] if "dropout" in type(recipe.model).model_fields else []
         remedies = ("more text", *dropout, "fewer passes") if is_overfitted else ()
-        yield Ended(reason, self.last_step, *best, metric, remedies)
+        yield TrainingEnded(reason, self.last_step, *best, metric, remedies)
         if is_stopped:
             return
         if self.data.is_measured:
@@ -459,11 +459,11 @@ class TrainingSession:
             try:
                 of_folds = yield from self._train_and_score_folds(self.data, named, checkpoint.step)
             except ScoringStopped:
-                yield Ended("interrupted", self.last_step, None, None, self.recipe.evaluation.metric)
+                yield TrainingEnded("interrupted", self.last_step, None, None, self.recipe.evaluation.metric)
                 return
         load_weights(self.lm, checkpoint)
         with self.evaluation_context(self.objective.scores_text_in_one_pass) as compute:
-            results = self.data.measure(self.lm, self.objective, checkpoint.step, compute)
+            results = self.data.compute_results(self.lm, self.objective, checkpoint.step, compute)
         measured = {result.task for result in results if isinstance(result, Results)}
         results = [*(result for result in of_folds if result.task not in measured), *results]
         if run is not None and isinstance(self.data, TextData):

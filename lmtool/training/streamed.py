@@ -13,7 +13,7 @@ from lmtool.compute.device import ExecutionContext
 from lmtool.data.blocks import STREAMS_FOLDER, BackgroundBlockTokenizer
 from lmtool.data.prepare import TokenizedData
 from lmtool.data.streaming import BlockPosition
-from lmtool.durable import cache_folder, find_writable_path, make_parent_and_scratch_folder
+from lmtool.durable import cache_folder, find_writable_cache_path, make_parent_and_scratch_folder
 from lmtool.errors import CheckpointError
 from lmtool.objective import Example, TextCutSettings
 from lmtool.run.files import StreamPosition
@@ -39,7 +39,9 @@ def open_block_stores(
     with ExitStack() as stack:
         folder = (
             stack.enter_context(
-                make_parent_and_scratch_folder(find_writable_path(cache_folder() / STREAMS_FOLDER / "blocks").parent)
+                make_parent_and_scratch_folder(
+                    find_writable_cache_path(cache_folder() / STREAMS_FOLDER / "blocks").parent
+                )
             )
             if compute.world.is_main
             else Path()

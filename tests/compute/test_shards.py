@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from lmtool.compute.shards import ShardedBuild, get_local_row_range, get_local_rows, is_sharded, select_own_tensors
+from lmtool.compute.shards import (
+    ShardNewParameters,
+    get_local_row_range,
+    get_local_rows,
+    is_sharded,
+    select_own_tensors,
+)
 from lmtool.model import build
 from lmtool.model.heads import Classifier, SpanReader, Tagger
 from lmtool.model.lora import add_adapters_and_freeze_
@@ -28,7 +34,7 @@ def assert_rows_of(whole: nn.Module, make: Callable[[], nn.Module]) -> None:
     n_rows: Counter[str] = Counter()
     for rank in range(SIZE):
         torch.manual_seed(3)
-        with ShardedBuild(rank, SIZE):
+        with ShardNewParameters(rank, SIZE):
             shared = make()
         after = torch.rand(1)
         torch.manual_seed(3)
@@ -99,7 +105,7 @@ def test_adapters_are_whole() -> None:
     spec, lora = tiny.spec(), Lora(rank=2)
     torch.manual_seed(3)
     whole = build(spec, tiny.VOCAB)
-    with ShardedBuild(1, SIZE):
+    with ShardNewParameters(1, SIZE):
         shared = build(spec, tiny.VOCAB)
     for one in (whole, shared):
         torch.manual_seed(4)

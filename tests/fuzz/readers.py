@@ -40,7 +40,7 @@ from lmtool.run import tensors
 from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.files import ValidationState, read_saved_state
-from lmtool.run.saving import Snapshot
+from lmtool.run.saving import CheckpointSnapshot
 from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove_texts_by_id_or_source
 from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.schema import choose_columns
@@ -503,7 +503,7 @@ def _run(place: Path) -> None:
             run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1.5, "lr": 1e-3, "seconds": 0.5})
             run.samples.append({"step": step, "prompt": "One", "text": "One day"})
         state = {"recipe": recipe.model_dump(mode="json"), "tokens": 100, "seconds": 1.0}
-        run.save_checkpoint(Snapshot(2, {"w": torch.ones(2)}, {}, state), keep_last=2)
+        run.save_checkpoint(CheckpointSnapshot(2, {"w": torch.ones(2)}, {}, state), keep_last=2)
         run.save_validation_and_prune(ValidationState(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0))
         run.end_session("finished")
 

@@ -216,15 +216,15 @@ def of_kind(told: Sequence[Any], kind: type[E]) -> list[E]:
 
 def step_numbers(told: Sequence[Any]) -> list[int]:
     """The numbers of the steps that were taken."""
-    return [event.step.step for event in of_kind(told, events.Stepped)]
+    return [event.step.step for event in of_kind(told, events.StepCompleted)]
 
 
 def warnings_in(told: Sequence[Any]) -> list[str]:
     return [event.text for event in of_kind(told, events.Warn)]
 
 
-def ended(told: Sequence[Any]) -> events.Ended:
+def ended(told: Sequence[Any]) -> events.TrainingEnded:
     """How training ended; results of its best checkpoint may come after it, and how it is scored."""
-    (last,) = of_kind(told, events.Ended)
+    (last,) = of_kind(told, events.TrainingEnded)
     assert all(isinstance(event, Results | BitsPerByteResults | events.Info) for event in told[told.index(last) + 1 :])
     return last

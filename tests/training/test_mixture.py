@@ -18,7 +18,7 @@ from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.run.files import StreamPosition
-from lmtool.training.data import TextData, prepare_text
+from lmtool.training.data import TextData, tokenize_training_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from lmtool.training.train import train
@@ -44,7 +44,7 @@ def mixed(work: Work, *overrides: str, **shares: float) -> ResolvedRecipe:
 
 
 def prepared(work: Work, *overrides: str, **shares: float) -> TextData:
-    return prepare_text(mixed(work, *overrides, **shares).recipe, None, World(), no_report)[1]
+    return tokenize_training_text(mixed(work, *overrides, **shares).recipe, None, World(), no_report)[1]
 
 
 def pretrained(work: Work, settings: list[Setting], name: str, source: str | None = None, **options: Any) -> list[Any]:
@@ -197,9 +197,9 @@ def test_texts_are_streamed_where_they_are_large_together(work: Work, monkeypatc
     sizes = [(work.folder / "web.txt").stat().st_size, (work.folder / "code" / "0.txt").stat().st_size * 2]
     monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", sum(sizes) - 200)
     assert max(sizes) < streaming.STREAM_FROM_BYTES
-    assert prepare_text(recipe, None, World(), no_report)[0].data.stream is True
+    assert tokenize_training_text(recipe, None, World(), no_report)[0].data.stream is True
     monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", 2 * sum(sizes))
-    assert prepare_text(recipe, None, World(), no_report)[0].data.stream is False
+    assert tokenize_training_text(recipe, None, World(), no_report)[0].data.stream is False
 
 
 @pytest.mark.usefixtures("small_blocks")

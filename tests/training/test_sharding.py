@@ -16,7 +16,7 @@ import torch
 
 from lmtool.compute.device import CPU, ExecutionContext
 from lmtool.compute.processes import World
-from lmtool.compute.shards import ShardedBuild, get_local_row_range, get_local_rows, is_sharded
+from lmtool.compute.shards import ShardNewParameters, get_local_row_range, get_local_rows, is_sharded
 from lmtool.errors import UsageError
 from lmtool.inference import load as loading
 from lmtool.inference.load import build_for_training, load_run, load_weights
@@ -130,7 +130,7 @@ def assert_loaded_by_rows(place: Work, source: str) -> None:
         is_own = not labelled and source != "lora"
 
         def learned(
-            shards: ShardedBuild | None, recipe: Recipe = recipe, is_own: bool = is_own
+            shards: ShardNewParameters | None, recipe: Recipe = recipe, is_own: bool = is_own
         ) -> dict[str, torch.Tensor]:
             begun = None if is_own else base
             lm, _ = build_for_training(recipe, base.tokenizer, CPU, lambda lm: None, base=begun, shards=shards)
@@ -140,7 +140,7 @@ def assert_loaded_by_rows(place: Work, source: str) -> None:
 
         whole = learned(None)
         for rank in range(3):
-            for name, tensor in learned(ShardedBuild(rank, 3)).items():
+            for name, tensor in learned(ShardNewParameters(rank, 3)).items():
                 own = whole[name][get_local_row_range(tensor)] if is_sharded(tensor) else whole[name]
                 assert torch.equal(get_local_rows(tensor), own), name
 

@@ -23,7 +23,7 @@ from lmtool.recipe.spec.training import AdamW
 from lmtool.records import encode_with_checksum
 from lmtool.run.checkpoint import open_and_verify_checkpoint
 from lmtool.run.directory import Run
-from lmtool.training.events import FitStarted
+from lmtool.training.events import TrainingStarted
 from lmtool.training.finetuning import plan_finetuning
 from tests.support.cases import nightly_but
 from tests.support.damage import flip_bit
@@ -102,7 +102,7 @@ def test_a_language_model_with_adapters_goes_on_bit_for_bit(work: Work, base: Pa
 
 def test_only_the_head_learns_on_a_frozen_body(work: Work, base: Path) -> None:
     events = work.finetune("tuning.freeze=body", "objective.pool=attention", "checkpoint.keep_last=9", source=base)
-    (plan,) = of_kind(events, FitStarted)
+    (plan,) = of_kind(events, TrainingStarted)
     run = work.run("tuned")
     learnt = changed(weights(run, 10), weights(run, 12))
     assert learnt == {"head.weight", "pool.key.weight", "pool.key.bias", "pool.query.weight"}
@@ -113,7 +113,7 @@ def test_only_the_head_learns_on_a_frozen_body(work: Work, base: Path) -> None:
 
 def test_embeddings_can_stay(work: Work, base: Path) -> None:
     events = work.finetune("tuning.freeze=embeddings", HOT, "checkpoint.keep_last=9", source=base)
-    (plan,) = of_kind(events, FitStarted)
+    (plan,) = of_kind(events, TrainingStarted)
     run = work.run("tuned")
     before, after = weights(run, 2), weights(run, 12)
     stay = {name for name in before if name.startswith("body.inputs.")}
@@ -162,7 +162,7 @@ def tuned(work: Work, base: Path) -> Path:
 
 
 def test_only_adapters_and_the_head_are_kept(work: Work, base: Path) -> None:
-    (plan,) = of_kind(work.finetune(LORA, HOT, source=base), FitStarted)
+    (plan,) = of_kind(work.finetune(LORA, HOT, source=base), TrainingStarted)
     tuned = work.run("tuned")
     told = Run.open(tuned).info.base
     assert (told.run, told.checkpoint, Run.open(base).info.base) == ("base", "step-000004", None)

@@ -81,7 +81,7 @@ def evaluate(
     """
     from lmtool.compute.processes import is_main_process
     from lmtool.data.stdin import temporary_table_files, temporary_text_files
-    from lmtool.data.table import SkippedRows
+    from lmtool.data.table import SkippedRowCounts
     from lmtool.inference.perplexity import measure_perplexity
     from lmtool.interop.references import is_published
     from lmtool.tasks.benchmarks import (
@@ -135,7 +135,7 @@ def evaluate(
         fix = f"lmtool eval {baseline} TABLE, or lmtool runs compare {run} {baseline} --test TABLE"
         raise UsageError("a baseline is for texts", where=f"--baseline {baseline}", fix=fix)
     settings = to_settings(reading)
-    data, skipped = to_data(settings), SkippedRows()
+    data, skipped = to_data(settings), SkippedRowCounts()
     if prompt is not None:
         if typed or not text:
             raise UsageError("a prompt needs a table, whose rows fill it", fix="name a table, or - for standard input")

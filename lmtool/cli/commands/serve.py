@@ -97,7 +97,7 @@ def label(
 
     from lmtool.checksum import sha256_of_file
     from lmtool.data.files import quote
-    from lmtool.data.table import SkippedRows
+    from lmtool.data.table import SkippedRowCounts
     from lmtool.labelling.journal import LockedAnswerJournal
     from lmtool.labelling.labelling import ActiveLearningSession
     from lmtool.labelling.learning import compute_embeddings_or_tfidf
@@ -109,7 +109,7 @@ def label(
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"the class {quote(twice)} is named twice", where=f"--labels {labels}", fix="name it once")
     (table,) = with_stdin("table", table)
-    skipped = SkippedRows() if data.skip_bad_rows else None
+    skipped = SkippedRowCounts() if data.skip_bad_rows else None
     rows = TableToLabel.read(table, data, multi, skipped, output)
     warn_of_skipped(skipped)
     n_labelled = sum(labels is not None for labels in rows.labels)
