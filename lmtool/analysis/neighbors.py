@@ -238,7 +238,7 @@ class SimilarityCorrelation:
     missing: tuple[str, ...]
     skipped: SkippedRowCounts
 
-    def record(self) -> dict[str, object]:
+    def to_record(self) -> dict[str, object]:
         """Returns the results as a JSON value."""
         return {
             "spearman": None if math.isnan(self.rho) else self.rho,

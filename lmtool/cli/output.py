@@ -248,7 +248,7 @@ def put_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console")
 class _Reportable(Protocol):
     """A result that can be printed as JSON or as lines."""
 
-    def record(self) -> Mapping[str, object]: ...
+    def to_record(self) -> Mapping[str, object]: ...
 
     def lines(self) -> Iterable[str]: ...
 
@@ -259,7 +259,7 @@ def put_result(result: _Reportable, as_json: bool, more: Mapping[str, Any] = Map
     from lmtool.records import replace_nonfinite
 
     if is_main_process() and as_json:
-        put_json(replace_nonfinite({**result.record(), **more}))
+        put_json(replace_nonfinite({**result.to_record(), **more}))
     elif is_main_process():
         put(*result.lines())
 

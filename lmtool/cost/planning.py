@@ -325,7 +325,9 @@ class _TrainingWorkload:
             data = self.data
             lm, objective, _ = TrainingJob(self.recipe, data, compute, self.base).build_model()
             examples = (
-                data.make_windows_of_stored_text(objective) if isinstance(data, TextData) else data.examples(objective)
+                data.make_windows_of_stored_text(objective)
+                if isinstance(data, TextData)
+                else data.make_examples(objective)
             )
             self.n_parameters = sum(parameter.numel() for parameter in lm.parameters())
         recipe = self.recipe.with_unvalidated_values({"training.batch_size": n_rows})

@@ -63,9 +63,9 @@ class Draft(ABC):
         """Whether texts are the same as without a draft; otherwise they have the same distribution."""
         return not sampler.params.is_random
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns its run and number of tokens as JSON values. run: null for n-gram look-up."""
-        return (self.loaded.record() if self.loaded else {"run": None}) | {"tokens": self.n_tokens}
+        return (self.loaded.to_record() if self.loaded else {"run": None}) | {"tokens": self.n_tokens}
 
     def describe(self) -> str:
         """Returns a short description, such as "draft n-gram look-up, 4 tokens at once"."""

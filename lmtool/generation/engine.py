@@ -463,7 +463,7 @@ class Engine:
         """Reads `n_tokens` more tokens of each window. Returns hidden states (B, T, D) and the new state."""
         cache = prefill.cache
         if cache is None:
-            cache = self._prefixes.find_equal_length_prefixes(
+            cache = self._prefixes.build_state_of_cached_prefixes(
                 [window.tokens[: prefill.n_read] for window in prefill.windows]
             )
             prefill.n_read = 0 if cache is None else cache.length

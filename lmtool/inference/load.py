@@ -79,7 +79,7 @@ class LoadedModel:
     def checkpoint_hash(self) -> str:
         return self.reference.checkpoint.digest
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns its run, step and checkpoint, as JSON values."""
         return {"run": str(self.run_path), "step": self.step, "checkpoint": self.checkpoint_hash}
 

@@ -92,7 +92,7 @@ class Perplexity:
         """The perplexity of the model alone, if it is interpolated with an n-gram model."""
         return None if self.model_nats is None else replace(self, nats=self.model_nats, model_nats=None)
 
-    def record(self) -> dict[str, float | int | None]:
+    def to_record(self) -> dict[str, float | int | None]:
         """Returns the JSON record; None for values that are not finite."""
         if self.unit == "pair":
             return {"loss": replace_nonfinite(self.loss), "pairs": self.tokens, "context": self.context}
@@ -230,15 +230,15 @@ class PerplexityResult:
     unseen: int | None = None
     baseline: "PerplexityResult | None" = None
 
-    def record(self) -> dict[str, object]:
+    def to_record(self) -> dict[str, object]:
         """Returns the JSON record."""
-        record: dict[str, object] = dict(self.perplexity.record())
+        record: dict[str, object] = dict(self.perplexity.to_record())
         if self.perplexity.unit == "token":
             record["limit_bits_per_byte"] = self.limit
         if self.unseen is not None:
             record["unseen_ngrams"] = self.unseen
         if self.baseline is not None:
-            record["baseline"] = self.baseline.perplexity.record()
+            record["baseline"] = self.baseline.perplexity.to_record()
         return record
 
     def lines(self) -> list[str]:

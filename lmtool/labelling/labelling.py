@@ -131,7 +131,7 @@ class ActiveLearningSession:
         hits = (i for i, (_, texts) in rows if all(word in " ".join(texts).casefold() for word in words))
         return [self.row_to_json(i) for i in islice(hits, MAX_LISTED_ROWS)]
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns how many rows have an answer, and the estimated accuracy of a model of them, as JSON values."""
         output, answers, rows = str(self.table.output), len(self.answers()), len(self._past)
         return {"output": output, "answers": answers, "rows": rows, "estimate": self.estimate}
@@ -143,7 +143,7 @@ class ActiveLearningSession:
             doubted = [(i, names) for i, names in self.wrong if self._past[i].count(self._past[i][-1]) == 1]
             wrong = [{**self.row_to_json(i), "suggested": names} for i, names in doubted[:MAX_LISTED_ROWS]]
             classes = [[name, counts[name]] for name in self.classes]
-        return {**self.record(), "multi": self.table.multi_label, "classes": classes, "wrong": wrong}
+        return {**self.to_record(), "multi": self.table.multi_label, "classes": classes, "wrong": wrong}
 
     def describe(self) -> str:
         """Returns the record in one line."""

@@ -67,7 +67,7 @@ class DashboardLoggers:
             case SamplesGenerated():
                 return self._call_each_or_drop("log_sample", event)
             case Results() | BitsPerByteResults():
-                record = event.record()
+                record = event.to_record()
                 prefix = "".join(f"{record[name]}/" for name in ("task", "part") if name in record)
                 return self._call_each_or_drop("log", _select_numbers(record, prefix), event.step)
         return []

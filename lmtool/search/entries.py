@@ -57,8 +57,8 @@ def read_entries(
 
     The id of the first line of a.txt is a.txt:1.
 
-    reading: options for tables; the encoding is for text files too. Its text columns are joined by a space; if it names
-        none, `default_columns` of a table that has them, else its `column`.
+    read_options: options for tables; the encoding is for text files too. Its text columns are joined by a space; if it
+        names none, `default_columns` of a table that has them, else its `column`.
     id_column: column of ids of a table.
 
     Returns the bad rows that were skipped. Raises the errors of files and tables.

@@ -211,7 +211,7 @@ class BenchmarkResults:
     samples: Mapping[str, Sequence[Mapping[str, Any]]]
     n_truncated: int
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns all metrics, for JSON."""
         tasks = {
             name: {

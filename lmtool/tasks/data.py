@@ -148,7 +148,7 @@ class TableData:
         if isinstance(lm, Classifier):
             rows = self.tasks[0].train
             groups = group_by_length([row.lengths for row in rows], BATCH_TOKENS)
-            lm.fit_counted_weights_(self.objective.collate([rows[i].example() for i in group]) for group in groups)
+            lm.fit_counted_weights_(self.objective.collate([rows[i].to_example() for i in group]) for group in groups)
 
     def measure_baselines(self, embed_texts: EmbedTexts | None) -> None:
         """Measures `baselines`. embed_texts: of the encoder that is fine-tuned, if any."""
@@ -166,7 +166,7 @@ class TableData:
     def check(self) -> None:
         """Does nothing, because every row is an example."""
 
-    def examples(self, objective: Objective) -> TableExamples:
+    def make_examples(self, objective: Objective) -> TableExamples:
         """Returns the training rows in their order."""
         rows = [row for task in self.tasks for row in task.train]
         parts = [(len(task.train), task.weight) for task in self.tasks]

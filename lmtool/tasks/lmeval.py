@@ -88,7 +88,7 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
         if context is None or prompt.source is not None or len(prompt.tokens) <= max(1, context - max_new_tokens):
             return prompt
         self.n_truncated += 1
-        return prompt.keep_last(max(1, context - max_new_tokens))
+        return prompt.keep_last_tokens(max(1, context - max_new_tokens))
 
     def _raise_if_nan(self, log_p: float) -> float:
         if math.isnan(log_p):

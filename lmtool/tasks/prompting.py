@@ -144,7 +144,7 @@ class PromptingResults:
     majority: float
     items: Sequence[LabelledRow] = ()
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns all results by name, for JSON. accuracy, macro_f1: by the sum, after calibration if there is one."""
         first = (self.calibrated or self.scores)["sum"]
         return {

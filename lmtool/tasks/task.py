@@ -86,7 +86,7 @@ class TaskModel:
         """
 
         def evaluate_batch(indices: list[int]) -> tuple[Loss | None, Sequence[NDArray[Any]]]:
-            batch = self.objective.collate([rows[i].example() for i in indices]).to(self.compute.device)
+            batch = self.objective.collate([rows[i].to_example() for i in indices]).to(self.compute.device)
             if read_scores is None:
                 return self.objective.score(self.lm, batch), ()
             objective, is_labelled = cast(HeadObjective, self.objective), rows[indices[0]].label is not None

@@ -72,7 +72,7 @@ class BitsPerByteResults:
     ngram_weight: float | None = None
     interpolation: NGramInterpolation | None = None
 
-    def record(self) -> dict[str, object]:
+    def to_record(self) -> dict[str, object]:
         """Returns all results by name, for JSON."""
         figures = (field.name for field in fields(self) if field.name != "interpolation")
         return {"part": "validation", **{name: getattr(self, name) for name in figures}}

@@ -209,7 +209,7 @@ class TextData:
         """Raises DataError if the training or the validation text has no example."""
         self._make_windows_and_validation_pairs(self.objective)
 
-    def examples(self, objective: Objective) -> ExampleSource:
+    def make_examples(self, objective: Objective) -> ExampleSource:
         """Returns the training examples for an objective."""
         examples = self._make_windows_and_validation_pairs(objective)
         if isinstance(objective, GloveObjective):
@@ -278,7 +278,7 @@ class TextData:
 
     @property
     def per_epoch(self) -> int:
-        examples = self.examples(self.objective).per_epoch
+        examples = self.make_examples(self.objective).per_epoch
         if self._blocks or not self._prepared.streamed:
             return max(1, examples)
         # the token stores hold the head of each text

@@ -138,7 +138,7 @@ class TrainingSession:
 
     def run(self) -> Iterator[Event]:
         """Runs the steps up to the last one, or to a reason to end before. See `events`."""
-        self.examples = self.data.examples(self.objective)
+        self.examples = self.data.make_examples(self.objective)
         yield self.make_training_started_event()
         if should_compile(self.recipe, self.compute) and self.last_step < self.recipe.training.steps:
             samples = sample_numbers_for_rank(self.last_step, self.recipe.training.batch_size)[:1]
@@ -470,7 +470,7 @@ class TrainingSession:
             kept = next((result.interpolation for result in results if isinstance(result, BitsPerByteResults)), None)
             replace_saved_ngram_model(run, self.recipe, self.data.prompt_format.tokenizer, kept.ngram if kept else None)
         if run is not None and results:
-            records = [result.record() for result in results]
+            records = [result.to_record() for result in results]
             is_one = len(records) == 1
             run.write_results(records[0] if is_one else {"tasks": {record["task"]: record for record in records}})
             for result in results:

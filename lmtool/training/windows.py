@@ -18,7 +18,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.data.store import TokenStore
 from lmtool.errors import DataError
 from lmtool.objective import Example, TextCutSettings
-from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, derive_seed, permute
+from lmtool.run.order import LaneOrder, MixtureOrder, RandomOffsetWindows, SampleOrder, derive_seed, permute
 
 MAX_DOCUMENT_DRAWS = 8
 """Maximum documents that are drawn to find one that is long enough."""
@@ -62,7 +62,7 @@ class _Window:
 
 
 @dataclass(frozen=True)
-class _StreamCutter(StreamWindows):
+class _StreamCutter(RandomOffsetWindows):
     """Cuts windows out of the concatenated text, across the ends of documents."""
 
     length: int

@@ -47,7 +47,7 @@ def test_each_row_is_asked_once_until_none_is_left(table: Path, begin: Begin) ->
     asked = annotate(labelling, len(TEXTS), every=4)
     assert sorted(row["row"] for row in asked) == list(range(len(TEXTS)))
     assert labelling.assign_next_row("a")["row"] is None
-    assert labelling.record()["answers"] == len(TEXTS)
+    assert labelling.to_record()["answers"] == len(TEXTS)
 
 
 def test_the_result_has_all_columns_and_the_input_stays(table: Path, begin: Begin, tmp_path: Path) -> None:

@@ -456,7 +456,7 @@ def test_the_worst_and_best_texts_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     rows = [EncodedRow(i, source, is_truncated=False, target=source, answer=text) for i, text in enumerate(true)]
     measured = task.compute_results(a_model(recipe), rows, "test", 3)
     assert measured.figures["bleu"] == translation_metrics(answers, true)["bleu"]
-    kept = measured.record()["sentences"]
+    kept = measured.to_record()["sentences"]
     assert len(kept) == 2 * MAX_LISTED_ROWS
     assert [one["chrf"] for one in kept] == sorted(one["chrf"] for one in kept)
     assert kept[0]["row"] >= 3 * MAX_LISTED_ROWS - 3

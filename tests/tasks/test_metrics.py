@@ -243,7 +243,7 @@ def test_tables_of_many_classes_are_cut_and_lose_no_row():
 def test_the_spread_of_runs_is_mean_and_deviation_of_each_figure() -> None:
     def results(task: str, accuracy: float, pearson: float | None) -> dict[str, Any]:
         figures = {"accuracy": accuracy, "pearson": pearson, "confusion": [[1, 0], [0, 1]]}
-        return {task: Results("test", 3, 10, 0.5, figures, [], ("a", "b"), task).record()}
+        return {task: Results("test", 3, 10, 0.5, figures, [], ("a", "b"), task).to_record()}
 
     runs = [results("", 0.5, 0.1), results("", 0.7, None), results("", 0.9, 0.3)]
     # a metric that is undefined in one of them has no mean

@@ -104,7 +104,9 @@ def test_predictions_are_the_highest_scores_of_first_tokens(shape: str) -> None:
     torch.nn.init.normal_(model.lm.eval().head.weight)
     rows = encoded(built, item(WORDS), item(WORDS[:2], row=2))
     for row, (tags,) in zip(rows, built.predict_cells(model, rows), strict=True):
-        scores = TokenHeadModel.run_head(model.lm, model.objective.collate([row.example()])).scores[0].detach().numpy()
+        scores = (
+            TokenHeadModel.run_head(model.lm, model.objective.collate([row.to_example()])).scores[0].detach().numpy()
+        )
         assert row.word_starts is not None
         assert tags == [BIO[int(scores[place].argmax())] for place in row.word_starts]
 

@@ -200,7 +200,7 @@ def test_what_was_not_measured_is_measured_by_resuming(
     if not is_text:
         work.pretrain(name="base")
     with monkeypatch.context() as patch:
-        patch.setattr(TextData if is_text else TableData, "measure", lambda *_: [][0])
+        patch.setattr(TextData if is_text else TableData, "compute_results", lambda *_: [][0])
         with pytest.raises(IndexError):
             train()
     assert Run.open(work.run()).state == "finished"

@@ -54,7 +54,7 @@ def pretrained(work: Work, settings: list[Setting], name: str, source: str | Non
 def test_texts_have_their_shares(work: Work) -> None:
     data = prepared(work)
     tokenizer = data.prompt_format.tokenizer
-    examples = data.examples(data.objective)
+    examples = data.make_examples(data.objective)
     read = [tokenizer.decode(one.tokens.tolist()) for one in examples.read(np.arange(1000))]
     assert [sum(case(text) == text for text in read) for case in (str.upper, str.lower)] == [250, 750]
     again = examples.read(np.array([999, 3]))
@@ -67,7 +67,7 @@ def test_texts_have_their_shares(work: Work) -> None:
 def test_every_text_is_read_as_often_as_it_takes(work: Work) -> None:
     """A text of few windows is read again, shuffled anew, while the other is not at its end."""
     data = prepared(work, web=1, code=9)
-    examples = data.examples(data.objective)
+    examples = data.make_examples(data.objective)
     read = [tuple(one.tokens.tolist()) for one in examples.read(np.arange(2 * examples.per_epoch))]
     assert len(set(read)) < len(read)
 
@@ -111,7 +111,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def streamed(data: TextData, *marks: StreamPosition) -> Iterator[StreamedMixture]:
     with data.open_streams_for_training(CPU, marks):
-        examples = data.examples(data.objective)
+        examples = data.make_examples(data.objective)
         assert isinstance(examples, StreamedMixture)
         yield examples
 

@@ -90,7 +90,7 @@ def test_two_processes_train_as_one(place: Work) -> None:
     for name in ("adamw", "muon"):
         assert_loaded_by_rows(place, f"sharded {name}")
     for name in MEASURED:
-        alone = measure_perplexity(str(place.run(name)), [str(place.text)], device="cpu").record()
+        alone = measure_perplexity(str(place.run(name)), [str(place.text)], device="cpu").to_record()
         found = json.loads((place.folder / f"{name}.json").read_text())
         assert found.keys() == alone.keys()
         assert found["loss"] == pytest.approx(alone["loss"], abs=1e-5)

@@ -78,7 +78,7 @@ def pretrained(work: Work, *overrides: str, name: str = "run", **options: Any) -
 
 
 def examples_of(data: TextData) -> StreamedWindows:
-    examples = data.examples(data.objective)
+    examples = data.make_examples(data.objective)
     assert isinstance(examples, StreamedWindows)
     return examples
 

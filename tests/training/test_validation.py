@@ -199,7 +199,7 @@ def test_figures_of_shorter_training_do_not_stand_for_those_of_longer(
     long = "training.steps=16"
     work.learn_table(work.recipe, classes(work), *CLASSES)
     with monkeypatch.context() as patch:
-        patch.setattr(TableData, "measure", lambda *_: [][0])
+        patch.setattr(TableData, "compute_results", lambda *_: [][0])
         with pytest.raises(IndexError):
             work.resume(long)
     work.resume(long)

@@ -168,7 +168,7 @@ def evaluate(
             for source, results in zip(text or (), each, strict=True):
                 leaks = warn_of_leaks(model, (item.name_and_text for item in results.items))
                 if is_main_process() and costs is None:
-                    _save_evaluation(model, [source], results.record())
+                    _save_evaluation(model, [source], results.to_record())
                 put_result(results, as_json, leaks)
                 warn_of_skipped(skipped)
                 skipped.kinds.clear()
@@ -194,7 +194,7 @@ def evaluate(
         )
     describe(measured.loaded, quiet)
     if is_main_process() and not typed and context is None and stride is None:
-        figures = {k: v for k, v in measured.perplexity.record().items() if k not in ("context", "stride")}
+        figures = {k: v for k, v in measured.perplexity.to_record().items() if k not in ("context", "stride")}
         _save_evaluation(measured.loaded, text or [], figures | {"step": measured.loaded.step})
     put_result(measured, as_json)
     _check_loss(measured.perplexity.loss, run)

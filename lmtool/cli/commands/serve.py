@@ -131,7 +131,7 @@ def label(
     def told(line: str) -> None:
         is_address = line.startswith("http://")
         if is_address and as_json:
-            put_json({"address": line, **labelling.record()})
+            put_json({"address": line, **labelling.to_record()})
         elif is_address or not quiet:
             tell(line)
 
