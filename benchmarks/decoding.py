@@ -38,10 +38,10 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFa
 from lmtool.compute.device import configure_compute
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.load import load_for_inference
 from lmtool.model import LanguageModel, build
 from lmtool.model.packed import pack_weights_
 from lmtool.recipe.spec.transformer import Transformer
+from lmtool.runs.load import load_for_inference
 from lmtool.tokenization.prompt_format import Prompt
 
 START, END = 0, 1

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from lmtool.data.table import open_table
-from lmtool.inference.evaluation import ignore_progress
-from lmtool.inference.reference import import_if_published
+from lmtool.evaluation.loop import ignore_progress
+from lmtool.interop.resolve import import_if_published
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.results import Results

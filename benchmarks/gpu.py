@@ -28,7 +28,6 @@ from transformers import GPT2Config
 
 from lmtool.batch import Batch, Mask
 from lmtool.compute.device import ExecutionContext, configure_compute
-from lmtool.cost.footprint import AllocationTracker
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, build
@@ -40,6 +39,7 @@ from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Constant, Training
 from lmtool.recipe.spec.transformer import Transformer
+from lmtool.training.cost.footprint import AllocationTracker
 from lmtool.training.windows import Windows
 
 

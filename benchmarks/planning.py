@@ -58,9 +58,9 @@ def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]
     """Of a training in this process, which has done nothing else. counts: the bytes of tensors, which takes time."""
     from lmtool.compute.device import configure_compute
     from lmtool.compute.processes import World
-    from lmtool.cost.footprint import AllocationTracker
-    from lmtool.inference.load import build_for_training
     from lmtool.objective import build_objective
+    from lmtool.runs.load import build_for_training
+    from lmtool.training.cost.footprint import AllocationTracker
     from lmtool.training.data import tokenize_training_text
     from lmtool.training.fit import ModelAndOptimizers, fit
     from lmtool.training.optimizer import Optimizers

@@ -23,13 +23,13 @@ from bench import describe_machine, medians, options_of, print_head, print_row, 
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lmtool.compute.device import ExecutionContext, configure_compute
+from lmtool.data.order import sample_numbers_for_rank
 from lmtool.model import LanguageModel, build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Constant, Training
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.run.order import sample_numbers_for_rank
 from lmtool.training.fit import ModelAndOptimizers, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows

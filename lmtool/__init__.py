@@ -27,7 +27,7 @@ _MODULES_BY_NAME = {
     "finetune": "lmtool.api",
     "TextClassifier": "lmtool.estimators",
     "TextRegressor": "lmtool.estimators",
-    "open_index": "lmtool.search.index",
+    "open_index": "lmtool.apps.search.index",
     "SamplingParams": "lmtool.generation.params",
     "MaskPredict": "lmtool.generation.params",
     "TextForm": "lmtool.generation.forms",

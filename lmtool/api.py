@@ -17,36 +17,36 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.analysis.attention import TextAttention, compute_attention
-from lmtool.analysis.gradients import (
-    GradientFlow,
-    StateContraction,
-    compute_gradient_flow_of_text,
-    measure_state_contraction_on_text,
-)
+from lmtool.apps.search.entries import get_text_columns_to_index, read_entries
+from lmtool.apps.search.index import Index, add_or_replace_texts
 from lmtool.compute.device import InferenceName, configure_compute
 from lmtool.compute.processes import world_size
 from lmtool.data.python_rows import cache_labelled_rows, rows_to_dicts
 from lmtool.data.stdin import temporary_text_files
 from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
+from lmtool.evaluation.attention import TextAttention, compute_attention
+from lmtool.evaluation.embedding import HiddenStates, PoolName, embed, hidden_states
+from lmtool.evaluation.gradients import (
+    GradientFlow,
+    StateContraction,
+    compute_gradient_flow_of_text,
+    measure_state_contraction_on_text,
+)
+from lmtool.evaluation.scoring import ScoredText, score_texts
 from lmtool.generation.chat import Conversation
 from lmtool.generation.generate import TextGenerator, open_draft
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS, AnyParams
-from lmtool.inference.embedding import HiddenStates, PoolName, embed, hidden_states
-from lmtool.inference.load import LoadedModel, load_run
-from lmtool.inference.scoring import ScoredText, score_texts
-from lmtool.loggers.dashboards import DashboardLoggers
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
-from lmtool.run.directory import Run
-from lmtool.run.listing import summarize_run
-from lmtool.search.entries import get_text_columns_to_index, read_entries
-from lmtool.search.index import Index, add_or_replace_texts
+from lmtool.report.dashboards import DashboardLoggers
+from lmtool.runs.directory import Run
+from lmtool.runs.listing import summarize_run
+from lmtool.runs.load import LoadedModel, load_run
 from lmtool.tasks.predict import LabelPredictor, build_trained_task, get_text_columns, make_task_model
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns

@@ -34,7 +34,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "mutants"
 COVERAGE, DURATIONS = BUILD / "coverage", BUILD / "durations.json"
-ROOMS = ("model", "objective", "generation", "training", "tasks", "run")
+ROOMS = ("model", "objective", "generation", "training", "tasks", "runs")
 FAST = "not slow and not system and not gpu and not browser and not real"
 PATIENCE = 600.0
 """Seconds beyond twenty times their usual duration after which tests count as hanging."""

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from lmtool import SamplingParams, finetune, load, pretrain
-from lmtool.analysis.attention import compute_attention
-from lmtool.analysis.gradients import compute_gradient_flow_of_text, measure_state_contraction_on_text
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import DataError, RecipeError, UsageError
-from lmtool.inference.load import load_run
+from lmtool.evaluation.attention import compute_attention
+from lmtool.evaluation.gradients import compute_gradient_flow_of_text, measure_state_contraction_on_text
+from lmtool.runs.load import load_run
 from lmtool.tasks.predict import predict_table_lazily as predict_table
 from tests.support.errors import refuses
 from tests.support.peers import CASES, PLAIN, peer_in, word_pieces

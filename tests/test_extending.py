@@ -36,7 +36,7 @@ TRY = """
 import contextlib, io, sys, torch
 from lmtool.batch import Batch
 from lmtool.cli import app
-from lmtool.inference.load import load_run
+from lmtool.runs.load import load_run
 
 torch.set_num_threads(1)
 for n, arguments in enumerate(sys.argv[1:]):

@@ -17,6 +17,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from lmtool.apps.sweeping.grid import list_grid_points, list_one_at_a_time_points, parse_fixed_and_swept_settings
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel, add_objective_head, build
 from lmtool.model.averaging import AveragingModel, NaiveBayesHead
@@ -32,7 +33,6 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, NGram
-from lmtool.sweeping.grid import list_grid_points, list_one_at_a_time_points, parse_fixed_and_swept_settings
 from tests.model import recurrent_weights
 from tests.reference import classifiers, ngram, recurrent, skipgram, vectors
 from tests.support import tiny

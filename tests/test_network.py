@@ -20,19 +20,19 @@ ALLOWED = {
     "compute/processes.py": {"socket"},
     "data/catalogue.py": {"subprocess"},
     "data/hub.py": {"datasets", "huggingface_hub"},
-    "export/exporting.py": {"huggingface_hub"},
-    "export/pushing.py": {"huggingface_hub"},
+    "interop/export/exporting.py": {"huggingface_hub"},
+    "interop/export/pushing.py": {"huggingface_hub"},
     "interop/published_models.py": {"huggingface_hub"},
-    "loggers/dashboards.py": {"mlflow", "wandb"},
-    "tasks/benchmarks.py": {"lm_eval"},
-    "tasks/lmeval.py": {"lm_eval"},
+    "report/dashboards.py": {"mlflow", "wandb"},
     "serving/guard.py": {"socket", "urllib"},
     "serving/server.py": {"socket", "uvicorn"},
+    "tasks/benchmarks.py": {"lm_eval"},
+    "tasks/lmeval.py": {"lm_eval"},
 }
 """By module: the C compiler, processes of one run, data, models and tasks that are named, dashboards that are, and the
 server, which listens.
 
-`export/exporting.py` uses a function that divides weights into files, and `urllib` divides an address.
+`interop/export/exporting.py` uses a function that divides weights into files, and `urllib` divides an address.
 """
 
 

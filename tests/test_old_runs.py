@@ -9,8 +9,8 @@ import pytest
 import lmtool as package
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.run import paths
-from lmtool.run.directory import Run
+from lmtool.runs import paths
+from lmtool.runs.directory import Run
 from tests.cli.conftest import lmtool  # noqa: F401 - a fixture
 from tests.support.cases import nightly_but
 from tests.support.make_runs import COMMANDS, RUNS, texts

@@ -18,8 +18,8 @@ from lmtool import SamplingParams, load
 from lmtool.batch import Batch
 from lmtool.cli import app
 from lmtool.compute.device import CPU
-from lmtool.inference.load import load_run
 from lmtool.interop.importing import import_to_cache
+from lmtool.runs.load import load_run
 from lmtool.tasks.predict import LabelPredictor
 from tests.support.exporting import executed
 from tests.support.published import unpacked

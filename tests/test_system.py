@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import durable, system
+from lmtool import system
 from lmtool.errors import CheckpointError
-from lmtool.run import lock, removal, saving
+from lmtool.runs import lock, removal, saving
+from lmtool.storage import durable
 from tests.support.kernels import put_kernels
 from tests.support.make_runs import RUNS
 from tests.support.windows import Locking

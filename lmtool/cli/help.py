@@ -25,7 +25,7 @@ def format_examples(*lines: str) -> str:
 
 def complete_runs(begun: str) -> list[str]:
     """Returns the names of runs that begin with `begun`, for completion in a shell."""
-    from lmtool.run.paths import list_runs
+    from lmtool.runs.paths import list_runs
 
     return [name for name in ("last", *sorted(path.name for path in list_runs())) if name.startswith(begun)]
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from lmtool import system
-from lmtool.durable import check_path_is_free
 from lmtool.errors import UsageError
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS, MaskPredict
 from lmtool.printable import printable
+from lmtool.storage.durable import check_path_is_free
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from lmtool.data.table import SkippedRowCounts
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import AnyParams
-    from lmtool.inference.load import LoadedModel
     from lmtool.recipe.spec.base import DeviceName
+    from lmtool.runs.load import LoadedModel
 
 
 def prepare_streams() -> None:
@@ -109,9 +109,10 @@ class _MessageStream(io.TextIOWrapper):
 def open_model(run: str, device: "DeviceName", precision: "InferenceName") -> "LoadedModel":
     """Loads the model that is named on the command line."""
     from lmtool.compute.device import configure_compute
-    from lmtool.inference.load import load_for_inference
+    from lmtool.interop.resolve import resolve_reference
+    from lmtool.runs.load import load_for_inference
 
-    return load_for_inference(run, configure_compute(device, precision))
+    return load_for_inference(resolve_reference(run), configure_compute(device, precision))
 
 
 def attach_draft(generator: "TextGenerator", draft: str | None, n_tokens: int | None) -> list[str]:
@@ -175,9 +176,9 @@ def warn_of_leaks(loaded: "LoadedModel", texts: "Iterable[tuple[str, str]]") -> 
 
     texts: (name, text) of the rows.
     """
-    from lmtool.checks.leaks import find_rows_in_training_data
+    from lmtool.apps.checking.leaks import find_rows_in_training_data
     from lmtool.compute.processes import is_main_process
-    from lmtool.run.directory import Run
+    from lmtool.runs.directory import Run
 
     leaks = list(find_rows_in_training_data(Run.open(loaded.run_path), texts)) if is_main_process() else []
     warn(map(str, leaks))
@@ -256,7 +257,7 @@ class _Reportable(Protocol):
 def put_result(result: _Reportable, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Writes a result to stdout, in JSON with more fields and null for NaN. Only the main process prints."""
     from lmtool.compute.processes import is_main_process
-    from lmtool.records import replace_nonfinite
+    from lmtool.storage.records import replace_nonfinite
 
     if is_main_process() and as_json:
         put_json(replace_nonfinite({**result.to_record(), **more}))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn, TaskID
 
-    from lmtool.inference.evaluation import ValidationResult
+    from lmtool.evaluation.loop import ValidationResult
     from lmtool.recipe.spec.text import TokenizerFile, TokenizerSpec
     from lmtool.tokenization.tokenizer import Tokenizer
     from lmtool.training.events import DurationEstimate, Event, RunAlreadyFinished, TrainingEnded, TrainingStarted

@@ -38,8 +38,8 @@ def run_training(
     Returns the run directory, if this process has one.
     """
     from lmtool.compute.processes import is_main_process
-    from lmtool.loggers.dashboards import DashboardLoggers
-    from lmtool.run.directory import REPORT
+    from lmtool.report.dashboards import DashboardLoggers
+    from lmtool.runs.directory import REPORT
     from lmtool.tasks.results import Results
     from lmtool.training.events import RunAlreadyFinished, RunStarted, TrainingEnded, TrainingStarted, Warn
     from lmtool.training.job import SessionOptions
@@ -94,7 +94,7 @@ def resume_if_begun(output: Path | None, quiet: bool, until: float, profiles: bo
 
     Raises UsageError without a directory.
     """
-    from lmtool.run.creation import has_checkpoint
+    from lmtool.runs.creation import has_checkpoint
 
     if output is None:
         raise UsageError("--start-or-resume needs a run directory", fix="name it: -o DIR")
@@ -109,7 +109,7 @@ def resume_if_begun(output: Path | None, quiet: bool, until: float, profiles: bo
 def _write_report(run: Path, quiet: bool) -> None:
     """Writes the page about a run into its directory and prints its path. A failure is a warning."""
     from lmtool.report.training import write_run_page
-    from lmtool.run.directory import Run
+    from lmtool.runs.directory import Run
 
     try:
         page = write_run_page(Run.open(run))

@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 
-from lmtool import durable, system
+from lmtool import system
 from lmtool.data.corpus import merge_small_chunks
 from lmtool.data.prepare import encode_chunks_in_parallel
 from lmtool.data.split import CorpusPart
@@ -15,6 +15,7 @@ from lmtool.data.store import STORE_MANIFEST, StoreWriter, TokenStore
 from lmtool.data.streaming import BlockPosition, StreamBlock, StreamedText
 from lmtool.data.survey import cache_key
 from lmtool.errors import ResourceError
+from lmtool.storage import durable
 from lmtool.tokenization.tokenizer import Tokenizer
 
 PREFETCHED_BLOCKS = 2

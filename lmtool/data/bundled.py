@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmtool.checksum import sha256_of_file
 from lmtool.recipe.load import find_bundled_folder
+from lmtool.storage.checksum import sha256_of_file
 
 ENTROPY_FILE = "limits.json"
 

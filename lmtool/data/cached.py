@@ -14,10 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from lmtool import durable
-from lmtool.checksum import prepend_checksum, sha256, verify_and_strip_checksum
 from lmtool.data.store import MAX_CACHE_FILE_BYTES, TokenStore
-from lmtool.durable import (
+from lmtool.errors import DataError
+from lmtool.storage import durable
+from lmtool.storage.checksum import prepend_checksum, sha256, verify_and_strip_checksum
+from lmtool.storage.durable import (
     cache_folder,
     convert_write_errors,
     find_writable_cache_path,
@@ -25,7 +26,6 @@ from lmtool.durable import (
     replace_path,
     write_file,
 )
-from lmtool.errors import DataError
 
 T = TypeVar("T")
 

@@ -15,14 +15,14 @@ from typing import Literal
 
 from pydantic import Field, TypeAdapter
 
-from lmtool import durable
-from lmtool.checksum import sha256_of_file
 from lmtool.data import bundled
 from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 from lmtool.errors import DataError, ResourceError, UsageError
 from lmtool.printable import printable
 from lmtool.recipe.document import parse_yaml
-from lmtool.records import JsonModel
+from lmtool.storage import durable
+from lmtool.storage.checksum import sha256_of_file
+from lmtool.storage.records import JsonModel
 
 CATALOGUE_FILE = "catalogue.yaml"
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmtool.checksum import sha256_of_json
 from lmtool.data.files import hash_files, quote
 from lmtool.data.rowfile import missing_column_error, not_text_error
-from lmtool.durable import cache_folder, find_writable_cache_path, hold_lock, write_file
 from lmtool.errors import DataError, LmtoolError
+from lmtool.storage.checksum import sha256_of_json
+from lmtool.storage.durable import cache_folder, find_writable_cache_path, hold_lock, write_file
 
 HUB_PREFIX = "hf:"
 

@@ -41,9 +41,9 @@ from lmtool.data.survey import (
     scan_training_text,
     utf8_length,
 )
-from lmtool.durable import cache_folder, convert_write_errors, find_writable_cache_path, hold_lock
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TokenizerSpec
+from lmtool.storage.durable import cache_folder, convert_write_errors, find_writable_cache_path, hold_lock
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _IS_SPACE = bytes(chr(byte).isspace() for byte in range(256))

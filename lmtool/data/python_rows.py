@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lmtool.checksum import sha256_of_file
-from lmtool.durable import cache_folder, convert_write_errors, make_parent_and_scratch_folder, replace_path
 from lmtool.errors import DataError
+from lmtool.storage.checksum import sha256_of_file
+from lmtool.storage.durable import cache_folder, convert_write_errors, make_parent_and_scratch_folder, replace_path
 
 PythonRow = str | Sequence[Any] | Mapping[str, Any]
 """A text, a sequence of values, or values by column name."""

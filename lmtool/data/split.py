@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.data.corpus import DocumentChunk
-from lmtool.run.order import GOLDEN_RATIO_64, mix_bits
+from lmtool.data.order import GOLDEN_RATIO_64, mix_bits
 
 _MAX_EXACT_DOCUMENTS = 1 << 20
 """Above this number of documents the validation fraction is exact in expectation only."""

@@ -14,15 +14,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
-from lmtool.checksum import sha256_of_file
 from lmtool.data.column_names import CONVENTIONAL_NAMES, TEXT_NAMES, normalize_name
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints, infer_dialect, parse_records
 from lmtool.data.files import display_path, infer_encoding, is_json_list, quote, read_nonblank_lines
 from lmtool.data.rowfile import MAX_NAME_WORDS, DelimitedFile, count_words, fold_name
 from lmtool.data.table import INFERRED_FORMAT
-from lmtool.durable import cache_folder, convert_write_errors, make_parent_and_scratch_folder, replace_path
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
+from lmtool.storage.checksum import sha256_of_file
+from lmtool.storage.durable import cache_folder, convert_write_errors, make_parent_and_scratch_folder, replace_path
 
 STDIN = "-"
 """Name of standard input among file names."""

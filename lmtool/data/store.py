@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from lmtool import durable, records
-from lmtool.checksum import CHECKSUM_BLOCK_BYTES, xxh3, xxh3_by_block
-from lmtool.durable import convert_write_errors, write_file
 from lmtool.errors import DataError, ResourceError
-from lmtool.records import ChecksummedModel
+from lmtool.storage import durable, records
+from lmtool.storage.checksum import CHECKSUM_BLOCK_BYTES, xxh3, xxh3_by_block
+from lmtool.storage.durable import convert_write_errors, write_file
+from lmtool.storage.records import ChecksummedModel
 
 SHARD_TOKENS = 1 << 24
 """Tokens at which a shard is closed."""

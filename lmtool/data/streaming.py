@@ -26,10 +26,10 @@ from lmtool.data.files import (
     infer_format_suffix,
 )
 from lmtool.data.hub import HUB_PREFIX, DatasetShards
+from lmtool.data.order import derive_seed, permute
 from lmtool.data.split import CorpusPart, DocumentSplitPart
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
-from lmtool.run.order import derive_seed, permute
 
 UNIT_BYTES = 1 << 20
 """Bytes of an extent."""

@@ -9,8 +9,6 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from lmtool import records
-from lmtool.checksum import sha256_of_json
 from lmtool.data.cached import SURVEYS, load_or_create
 from lmtool.data.corpus import Corpus, open_corpus
 from lmtool.data.files import display_path, hash_files
@@ -18,7 +16,9 @@ from lmtool.data.streaming import StreamedText, StreamHeadCorpus, should_stream
 from lmtool.errors import DataError
 from lmtool.recipe.pretraining import TextStatistics
 from lmtool.recipe.spec.text import Data
-from lmtool.records import JsonModel
+from lmtool.storage import records
+from lmtool.storage.checksum import sha256_of_json
+from lmtool.storage.records import JsonModel
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage and the amounts done and in total, here characters; a total of 0 is unknown."""

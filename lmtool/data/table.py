@@ -12,7 +12,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmtool import durable
 from lmtool.data.annotated import CONLL_SUFFIX, SQUAD_SUFFIX, ConllFile, SquadFile, format_conll_sentences
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints
 from lmtool.data.files import (
@@ -30,7 +29,8 @@ from lmtool.data.rowfile import ROW_FILE_SUFFIXES, DelimitedFile, RowFile, open_
 from lmtool.errors import DataError, UsageError
 from lmtool.printable import format_count
 from lmtool.recipe.spec.text import Data
-from lmtool.records import replace_nonfinite
+from lmtool.storage import durable
+from lmtool.storage.records import replace_nonfinite
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _QUOTED_CHARACTERS = re.compile(r'[",\r\n]')

@@ -9,15 +9,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmtool.durable import convert_os_errors, write_new_file
 from lmtool.errors import UsageError
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import AnyParams, SamplingParams
 from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Completion, Request, Token
-from lmtool.inference.load import LoadedModel
 from lmtool.printable import printable
+from lmtool.runs.load import LoadedModel
+from lmtool.storage.durable import convert_os_errors, write_new_file
 from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, add_tool_fields_
 from lmtool.tokenization.prompt_format import check_utf8
 from lmtool.tokenization.tools import ToolCall, ToolCallParser

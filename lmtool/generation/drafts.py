@@ -21,8 +21,8 @@ from lmtool.errors import NumericalError, UsageError
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS
 from lmtool.generation.strategy import Hypothesis, RequestState, Sampler, derive_key, uniform_random
-from lmtool.inference.load import LoadedModel
 from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.runs.load import LoadedModel
 
 NGRAM_ORDERS = range(2, 5)
 """Lengths of the n-grams that an n-gram draft looks up. A single token predicts its successor badly."""

@@ -85,7 +85,7 @@ class TextForm:
         """The grammar in the format of llguidance."""
         from llguidance import LLMatcher
 
-        from lmtool.records import is_nested_deeper
+        from lmtool.storage.records import is_nested_deeper
 
         match self.kind:
             case "regex":

@@ -14,11 +14,12 @@ from lmtool.generation.drafts import Draft, ModelDraft, NGramDraft
 from lmtool.generation.engine import Engine
 from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, check_strategy_takes_draft
 from lmtool.generation.request import DETAIL_ALTERNATIVES, Completion, Token, build_requests
-from lmtool.inference.load import LoadedModel, load_for_inference
+from lmtool.interop.resolve import resolve_reference
 from lmtool.model.language_model import LanguageModel
 from lmtool.printable import printable
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Embedding, Masked
+from lmtool.runs.load import LoadedModel, load_for_inference
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 
 MAX_ROWS = 16
@@ -195,7 +196,7 @@ def open_draft(reference: str, n_tokens: int, loaded: LoadedModel) -> Draft:
     where = f"--draft {printable(reference)} for {printable(str(loaded.run_path))}"
     draft: Draft = NGramDraft(n_tokens)
     if reference != NGRAM_DRAFT:
-        smaller = load_for_inference(reference, loaded.compute)
+        smaller = load_for_inference(resolve_reference(reference), loaded.compute)
         TextGenerator(smaller).check_generates()
         if smaller.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
             fix = "name a draft with the same tokenizer, such as one distilled from it, or --draft ngram"
@@ -223,7 +224,7 @@ class TextGenerator:
     @classmethod
     def open(cls, run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Self:
         """Opens the best checkpoint of a run, or a given checkpoint; see `load_for_inference` and `pack`."""
-        return cls(load_for_inference(run, configure_compute(device, precision)))
+        return cls(load_for_inference(resolve_reference(run), configure_compute(device, precision)))
 
     def generate(self, prompts: Prompts, params: AnyParams | None = None, **options: Any) -> Iterator[Token]:
         """Yields tokens as they are generated; the last one of each text has its completion.

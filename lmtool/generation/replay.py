@@ -17,9 +17,9 @@ from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import MAX_ROWS, NGRAM_DRAFT, TextGenerator, open_draft
 from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, params_to_record
 from lmtool.generation.request import Completion
-from lmtool.inference.load import LoadedModel
-from lmtool.records import JsonModel, validate_model
-from lmtool.run.directory import CHECKPOINTS
+from lmtool.runs.directory import CHECKPOINTS
+from lmtool.runs.load import LoadedModel
+from lmtool.storage.records import JsonModel, validate_model
 
 
 class _RecordedOptions(JsonModel, extra="ignore", strict=False):

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lmtool import durable
 from lmtool.errors import CheckpointError
+from lmtool.storage import durable
 from lmtool.tokenization.tokenizer import MAX_TOKENIZER_BYTES
 
 DOWNLOAD_FIX = "download it again, or name another model"

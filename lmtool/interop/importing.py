@@ -16,15 +16,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from lmtool.checksum import sha256_of_file, sha256_of_json
 from lmtool.data.survey import Progress, no_progress
-from lmtool.durable import (
-    atomic_output_folder,
-    check_folder_is_empty,
-    convert_os_errors,
-    convert_write_errors,
-    hold_lock,
-)
 from lmtool.errors import CheckpointError
 from lmtool.interop import references
 from lmtool.interop.families.family import BODY_OBJECTIVE
@@ -38,12 +30,20 @@ from lmtool.printable import printable
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.run.creation import check_output_folder, create_run, make_run_path
-from lmtool.run.directory import RECIPE
-from lmtool.run.files import RunInfo
-from lmtool.run.paths import RUN_INFO_FILE, add_to_runs_index
-from lmtool.run.saving import CheckpointSnapshot
-from lmtool.run.tensors import ComputedTensors
+from lmtool.runs.creation import check_output_folder, create_run, make_run_path
+from lmtool.runs.directory import RECIPE
+from lmtool.runs.files import RunInfo
+from lmtool.runs.paths import RUN_INFO_FILE, add_to_runs_index
+from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.tensors import ComputedTensors
+from lmtool.storage.checksum import sha256_of_file, sha256_of_json
+from lmtool.storage.durable import (
+    atomic_output_folder,
+    check_folder_is_empty,
+    convert_os_errors,
+    convert_write_errors,
+    hold_lock,
+)
 from lmtool.tokenization.inner import SPECIAL_TOKENS, convert_panics, parse_tokenizer_json
 from lmtool.tokenization.tokenizer import Tokenizer
 

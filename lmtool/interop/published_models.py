@@ -12,7 +12,6 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from lmtool import durable
 from lmtool.data.hub import configure_and_import_hub
 from lmtool.errors import CheckpointError
 from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
@@ -25,7 +24,8 @@ from lmtool.interop.gguf.writing import ROPE_DIVISORS_TENSOR
 from lmtool.interop.references import CONFIG_FILE, HEAD_FILE, MODULES_FILE, NOTE_KEY, parse_hub_reference
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_published_tokenizer
 from lmtool.printable import first_line, printable
-from lmtool.run.tensors import open_safetensors
+from lmtool.runs.tensors import open_safetensors
+from lmtool.storage import durable
 
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"

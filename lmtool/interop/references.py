@@ -5,11 +5,11 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from lmtool import durable
-from lmtool.checksum import sha256
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.printable import printable
-from lmtool.run.paths import RUN_INFO_FILE
+from lmtool.runs.paths import RUN_INFO_FILE
+from lmtool.storage import durable
+from lmtool.storage.checksum import sha256
 
 HUB_PREFIX = "hf:"
 IMPORTS_FOLDER = "imports"

@@ -18,7 +18,6 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 import lmtool
-from lmtool import durable
 from lmtool.errors import RecipeError, ResourceError, UsageError
 from lmtool.recipe.check import validate
 from lmtool.recipe.document import (
@@ -46,6 +45,7 @@ from lmtool.recipe.grammar import (
 )
 from lmtool.recipe.spec.base import Spec, Strings
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.storage import durable
 
 MAX_RECIPE_BYTES = 1_000_000
 """A recipe has some fifty lines, so a larger file is not one."""

@@ -11,9 +11,9 @@ from markupsafe import Markup
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from lmtool.analysis.attention import AttentionKind, AttentionWeights, TextAttention
-from lmtool.analysis.attribution import WordAttribution
 from lmtool.errors import UsageError
+from lmtool.evaluation.attention import AttentionKind, AttentionWeights, TextAttention
+from lmtool.evaluation.attribution import WordAttribution
 from lmtool.printable import align_columns, printable
 from lmtool.report.page import Section, embed_json, page, render, table
 

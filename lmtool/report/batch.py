@@ -17,10 +17,10 @@ from torch import Tensor
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import CPU
 from lmtool.data.corpus import DocumentChunk
+from lmtool.data.order import sample_numbers_for_rank
 from lmtool.data.prepare import encode_chunks_in_parallel
 from lmtool.data.store import StoreWriter
 from lmtool.data.survey import Progress
-from lmtool.inference.load import build_for_training
 from lmtool.model.transformer import text_positions
 from lmtool.objective import Objective, build_objective
 from lmtool.objective.causal import BidirectionalObjective
@@ -30,7 +30,7 @@ from lmtool.recipe.spec.objective import Classification, Masked, ReplacedTokens,
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.drawing import MaskPicture, draw_masks, format_masks, render_mask_sections
 from lmtool.report.page import Section, TableCell, page, table
-from lmtool.run.order import sample_numbers_for_rank
+from lmtool.runs.load import build_for_training
 from lmtool.tokenization.tokenizer import Tokenizer, replace_surrogates
 from lmtool.training.data import TrainingData
 from lmtool.training.plan import TrainingPlan

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import Batch, Mask
-from lmtool.cost.summary import ModelPart, default_prefix_length, make_layer_mask, summarize_model
 from lmtool.errors import RecipeError
 from lmtool.model.layers.memory_attention import past_mask
 from lmtool.model.layers.positions import RelativePositions, RotaryPositions, alibi_slopes, build_position_embedding
@@ -28,6 +27,7 @@ from lmtool.report.numbers import format_number
 from lmtool.report.page import Section, TableCell, figure, page, table
 from lmtool.report.terminal import plot_lines, shade_matrix
 from lmtool.tokenization.tokenizer import resolve_vocab_size
+from lmtool.training.cost.summary import ModelPart, default_prefix_length, make_layer_mask, summarize_model
 
 ASSUMED_VOCAB_SIZE = 128
 """Vocabulary size, the characters of ASCII, where it depends on the text."""

@@ -9,12 +9,12 @@ from markupsafe import Markup
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from lmtool.analysis.gradients import GradientFlow, StateContraction
-from lmtool.inference.load import LoadedModel
+from lmtool.evaluation.gradients import GradientFlow, StateContraction
 from lmtool.printable import printable
 from lmtool.report.charts import Line, LineChart, Point
 from lmtool.report.page import Section, TableCell, figure, page, switchable_panels, table
 from lmtool.report.terminal import plot_lines
+from lmtool.runs.load import LoadedModel
 
 MAX_VALIDATIONS = 5
 """Validations of a run that a figure shows, spread over its steps."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from lmtool.analysis.neighbors import MapName, Neighbors, project_to_plane
+from lmtool.evaluation.neighbors import MapName, Neighbors, project_to_plane
 from lmtool.printable import printable
 from lmtool.report.page import Section, figure, page, render, table
 

@@ -17,9 +17,10 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from lmtool import __version__, durable
+from lmtool import __version__
 from lmtool.printable import printable
 from lmtool.report.numbers import format_number, format_tick
+from lmtool.storage import durable
 
 N_COLOURS = 8
 """Number of colours for lines of a chart."""

@@ -24,8 +24,8 @@ from lmtool.report.page import (
     table,
     write_page,
 )
-from lmtool.run.directory import REPORT, Run
-from lmtool.run.history import (
+from lmtool.runs.directory import REPORT, Run
+from lmtool.runs.history import (
     RunHistory,
     compare_summaries,
     downsample_by_averaging,
@@ -33,10 +33,9 @@ from lmtool.run.history import (
     find_differing_recipe_values,
     finite_number,
 )
-from lmtool.run.listing import describe_fingerprints_and_lineage, validation_part
-from lmtool.run.log import LogRecord
-from lmtool.run.uncertainty import confidence_interval_95, effective_sample_size
-from lmtool.tasks.results import PARTS_OF_OTHER_MODELS
+from lmtool.runs.listing import describe_fingerprints_and_lineage, validation_part
+from lmtool.runs.log import LogRecord
+from lmtool.runs.uncertainty import PARTS_OF_OTHER_MODELS, confidence_interval_95, effective_sample_size
 
 MAX_CONFUSION_CLASSES = 30
 """Classes that a confusion matrix shows, those with the most rows."""

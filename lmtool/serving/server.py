@@ -17,15 +17,14 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lmtool import system
-from lmtool.durable import convert_os_errors
 from lmtool.errors import ResourceError
 from lmtool.generation.generate import TextGenerator
-from lmtool.search.index import Index
 from lmtool.serving.application import Application
 from lmtool.serving.guard import AccessMiddleware, AccessPolicy, log
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.scheduler import Scheduler
-from lmtool.serving.service import ModelService
+from lmtool.serving.service import ModelService, SearchableTexts
+from lmtool.storage.durable import convert_os_errors
 
 MAX_CONNECTIONS = 512
 """Maximum open connections."""
@@ -56,7 +55,7 @@ class ServerConfig:
     n_queued: int = 256
     keeps_prefixes: bool = True
     logs_prompts: bool = False
-    index: Index | None = None
+    index: SearchableTexts | None = None
     logs_requests: bool = True
     suffix: str = ""
 

@@ -3,27 +3,26 @@
 import asyncio
 import base64
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, partial
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.data.rowfile import find_matching_column
 from lmtool.errors import CheckpointError, UsageError
+from lmtool.evaluation.embedding import EncodedText, Vectors, embed_encoded_texts, encode_text
 from lmtool.generation.chat import MAX_ANSWER_TOKENS, choose_chat_format, validate_messages
 from lmtool.generation.constrained import check_form_and_create_state
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import LogitBias, SamplingFilters, SamplingParams
 from lmtool.generation.request import build_requests
-from lmtool.inference.embedding import EncodedText, Vectors, embed_encoded_texts, encode_text
 from lmtool.model import NGramModel
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Tagging
-from lmtool.search.index import Index
 from lmtool.serving.errors import BadRequest
 from lmtool.serving.protocol import (
     MAX_FORM_CHARACTERS,
@@ -63,6 +62,13 @@ Tokenized = TypeVar("Tokenized", EncodedText, "TextWindows")
 Result = TypeVar("Result")
 
 
+class SearchableTexts(Protocol):
+    """Texts that are searched by their vectors, such as an `Index`."""
+
+    def find_nearest(self, query_QD: Vectors, k: int) -> Iterable[Sequence[NamedTuple]]:
+        """Returns the k texts nearest to each query, the nearest first, as records."""
+
+
 class ModelService:
     """Computes responses with one run.
 
@@ -70,7 +76,7 @@ class ModelService:
     """
 
     def __init__(
-        self, generator: TextGenerator, scheduler: Scheduler, max_tokens: int, index: Index | None = None
+        self, generator: TextGenerator, scheduler: Scheduler, max_tokens: int, index: SearchableTexts | None = None
     ) -> None:
         self.generator, self.scheduler, self.max_tokens, self.index = generator, scheduler, max_tokens, index
         self.loaded = generator.loaded

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from lmtool.arrays import Floats, Ints
 from lmtool.printable import format_count
 from lmtool.recipe.grammar import join_with_or
-from lmtool.run.files import BaselineScores
-from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_indistinguishable_scores
+from lmtool.runs.files import BaselineScores
+from lmtool.runs.uncertainty import CROSS_VALIDATION, N_FOLDS, are_indistinguishable_scores
 from lmtool.tasks import metrics
 from lmtool.tasks.cells import has_bio_tags
 from lmtool.tasks.labels import LabelKind, LabelMap, get_label_names

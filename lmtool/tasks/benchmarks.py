@@ -21,22 +21,22 @@ import numpy as np
 import torch
 from jinja2 import TemplateError
 
-from lmtool import durable
 from lmtool.data.catalogue import read_catalogue
 from lmtool.data.files import quote, quote_all
 from lmtool.data.hub import import_datasets_quietly
 from lmtool.data.survey import Progress
 from lmtool.errors import DataError, UsageError
+from lmtool.evaluation.loop import ignore_progress
+from lmtool.evaluation.scoring import check_predicts_tokens
 from lmtool.extras import import_extra
 from lmtool.generation.generate import TextGenerator
-from lmtool.inference.evaluation import ignore_progress
-from lmtool.inference.load import LoadedModel
-from lmtool.inference.scoring import check_predicts_tokens
 from lmtool.printable import align_columns
 from lmtool.recipe.grammar import did_you_mean, find_nearest
 from lmtool.recipe.load import find_bundled_folder
-from lmtool.run.paired import bootstrap_mean_interval
-from lmtool.run.uncertainty import confidence_interval_95
+from lmtool.runs.load import LoadedModel
+from lmtool.runs.paired import bootstrap_mean_interval
+from lmtool.runs.uncertainty import confidence_interval_95
+from lmtool.storage import durable
 
 BUNDLED_FOLDER = "data/tasks"
 FEWSHOT_SEED = 1234

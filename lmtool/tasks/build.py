@@ -1,8 +1,5 @@
 """Builds the task of a table from a recipe. Each task is a file of this room, and a line in `get_task_class`."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.cells import has_bio_tags
@@ -70,14 +67,3 @@ def build_task(
     if isinstance(spec, Classification) and spec.task == "auto":
         raise ValueError("the labels have not been inferred from the table yet")
     return get_task_class(spec, len(columns.texts)).build(recipe, prompt_format, task_name, columns, labels)
-
-
-def with_saved_calibration(recipe: Recipe, figures: Mapping[str, Any], checkpoint_step: int) -> Recipe:
-    """Returns the recipe with temperature and thresholds that held-out rows decided, unless it names them itself.
-
-    figures: results of the run. Temperature and thresholds of another step than that of the checkpoint are not used.
-    """
-    is_same_step = figures.get("step") == checkpoint_step
-    keys = ("null_threshold", *(("temperature", "thresholds") if is_same_step else ()))
-    unset = (key for key in keys if getattr(recipe.objective, key, "") is None)
-    return recipe.with_unvalidated_values({f"objective.{key}": figures.get(key) for key in unset})

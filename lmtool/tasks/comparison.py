@@ -5,10 +5,10 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from lmtool.errors import DataError
-from lmtool.inference.load import LoadedModel
 from lmtool.printable import format_count
 from lmtool.recipe.spec.text import Data
-from lmtool.run.paired import PairedComparison, compare_paired_scores
+from lmtool.runs.load import LoadedModel
+from lmtool.runs.paired import PairedComparison, compare_paired_scores
 from lmtool.tasks.benchmarks import BenchmarkResults
 from lmtool.tasks.labels import SEPARATOR
 from lmtool.tasks.metrics import compute_chrf_scores, compute_word_accuracy, exact_match

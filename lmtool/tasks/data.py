@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.device import ExecutionContext
-from lmtool.inference.evaluation import BATCH_TOKENS, ValidationResult, group_by_length
+from lmtool.evaluation.loop import BATCH_TOKENS, ValidationResult, group_by_length
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective
-from lmtool.run.files import SavedSplit, StreamPosition
+from lmtool.runs.files import SavedSplit, StreamPosition
 from lmtool.tasks.baseline import Baseline, EmbedTexts, score_or_cross_validate_baseline
 from lmtool.tasks.heads import HeadTask, ScoredRows
 from lmtool.tasks.reading import LabelledTable

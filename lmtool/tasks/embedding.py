@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lmtool.arrays import Floats
 from lmtool.errors import UsageError
-from lmtool.inference.evaluation import EvaluationItems, ValidationResult, evaluate_items
+from lmtool.evaluation.loop import EvaluationItems, ValidationResult, evaluate_items
 from lmtool.objective import Loss
 from lmtool.objective.contrastive import EmbeddingObjective, split_texts
 from lmtool.printable import format_count

@@ -8,9 +8,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from lmtool.data.files import quote
+from lmtool.data.notices import Notice, make_language_notices, make_truncation_notices
 from lmtool.printable import format_count
 from lmtool.tasks.labels import Label
-from lmtool.tasks.notices import Notice, find_misspelt_labels, make_language_notices, make_truncation_notices
+from lmtool.tasks.notices import find_misspelt_labels
 from lmtool.tasks.reading import LabelledRow, LabelledTable
 from lmtool.tokenization.tokenizer import Tokenizer
 

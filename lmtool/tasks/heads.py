@@ -10,10 +10,10 @@ from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 
-from lmtool.analysis.attribution import find_words_and_positions_in_row, remove_tokens
 from lmtool.arrays import Floats
 from lmtool.errors import UsageError
-from lmtool.inference.evaluation import ValidationResult
+from lmtool.evaluation.attribution import find_words_and_positions_in_row, remove_tokens
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tasks.labels import Label, LabelKind, LabelMap
 from lmtool.tasks.metrics import MetricValues

@@ -15,11 +15,11 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from lmtool.data.survey import Progress
 from lmtool.errors import NumericalError
+from lmtool.evaluation.loop import ignore_progress
+from lmtool.evaluation.scoring import score_continuations, score_long_texts
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingFilters, SamplingParams
-from lmtool.inference.evaluation import ignore_progress
-from lmtool.inference.load import LoadedModel
-from lmtool.inference.scoring import score_continuations, score_long_texts
+from lmtool.runs.load import LoadedModel
 from lmtool.tokenization.prompt_format import Prompt
 
 FILTER_NAMES = tuple(field.name for field in fields(SamplingFilters))

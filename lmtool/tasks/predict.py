@@ -10,18 +10,18 @@ from lmtool.data.files import quote
 from lmtool.data.rowfile import find_matching_column
 from lmtool.data.table import Row, SkippedRowCounts, Table, open_table
 from lmtool.errors import UsageError
-from lmtool.inference.load import LoadedModel
-from lmtool.inference.reference import resolve_reference
+from lmtool.interop.resolve import resolve_reference
 from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, RowSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.text import Data
-from lmtool.run.directory import Run
-from lmtool.tasks.build import build_task, get_row_kind, get_task_class, with_saved_calibration
+from lmtool.runs.directory import Run
+from lmtool.runs.load import LoadedModel
+from lmtool.runs.reference import with_saved_calibration
+from lmtool.tasks.build import build_task, get_row_kind, get_task_class
 from lmtool.tasks.classification import set_decision_rule
 from lmtool.tasks.embedding import with_inferred_loss
 from lmtool.tasks.heads import HeadTask
 from lmtool.tasks.labels import LabelKind, LabelMap
-from lmtool.tasks.prepare import get_task_names
 from lmtool.tasks.reading import LabelledRow, LabelledTable, read_labelled_table, stream_unlabelled_rows
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
@@ -252,7 +252,7 @@ def _open_with_columns(
     task."""
     data = loaded.recipe.data
     _check_can_predict_rows(loaded)
-    names = get_task_names(data)
+    names = data.task_names
     if task_name not in names:
         known = " or ".join(filter(None, names))
         what = f"the run has no task {task_name!r:.40}" if task_name else "the run was trained on several tasks"

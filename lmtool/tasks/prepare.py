@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmtool.data.files import display_path, quote, quote_all
+from lmtool.data.notices import Notice
 from lmtool.data.rowfile import find_matching_column
 from lmtool.data.table import SkippedRowCounts, Table, open_table, parse_float
 from lmtool.errors import DataError, UsageError
@@ -17,12 +18,11 @@ from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data, TokenizerFile
-from lmtool.run.files import SavedSplit, TableSplit
+from lmtool.runs.files import SavedSplit, TableSplit
 from lmtool.tasks.build import build_task, get_default_metric, get_task_class, resolve_objective
 from lmtool.tasks.data import TableData, TaskRows
 from lmtool.tasks.findings import find_table_problems
 from lmtool.tasks.labels import LabelMap, parse_label_cell
-from lmtool.tasks.notices import Notice
 from lmtool.tasks.reading import (
     LabelledTable,
     find_label_index,
@@ -130,11 +130,6 @@ def mean_rows_per_class_or_zero(tables: TaskTables, data: Data) -> float:
         return 0.0
     has_classes = rows.labels is not None and rows.labels.kind == "class"
     return len(rows) / len(rows.count_classes()) if has_classes else 0.0
-
-
-def get_task_names(data: Data) -> list[str]:
-    """Returns the names of the tasks that a run was trained on; one empty name for a single table."""
-    return [text.partition(":")[0] for text in data.tasks] or [""]
 
 
 def _open_table(source: str, data: Data, kind: RowKind | None = "texts") -> tuple[Table, Columns]:

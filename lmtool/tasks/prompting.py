@@ -19,13 +19,13 @@ from lmtool.data.rowfile import find_matching_column
 from lmtool.data.survey import Progress
 from lmtool.data.table import Row, SkippedRowCounts, Table
 from lmtool.errors import UsageError
+from lmtool.evaluation.loop import ignore_progress
+from lmtool.evaluation.scoring import score_continuations
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import AnyParams
-from lmtool.inference.evaluation import ignore_progress
-from lmtool.inference.load import LoadedModel
-from lmtool.inference.scoring import score_continuations
 from lmtool.printable import align_columns, format_count
 from lmtool.recipe.spec.text import Data
+from lmtool.runs.load import LoadedModel
 from lmtool.tasks.labels import LabelMap, parse_label_cell
 from lmtool.tasks.metrics import MetricValues, class_metrics
 from lmtool.tasks.predict import AS_IN_TRAINING, CHUNK_ROWS, TablePredictions, open_table_like_training

@@ -16,7 +16,7 @@ from torch import Tensor
 from lmtool.arrays import Floats
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.inference.evaluation import ValidationResult
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.recipe.spec.objective import QuestionAnswering
 from lmtool.tasks.cells import AnswerSpan
 from lmtool.tasks.metrics import MetricValues, compute_word_f1, exact_match, find_best_null_threshold

@@ -7,6 +7,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar, cast
 
 from lmtool.data.files import display_path, quote, quote_all
+from lmtool.data.notices import Notice
 from lmtool.data.rowfile import fold_name
 from lmtool.data.table import MAX_LABEL_MAGNITUDE, Row, RowError, SkippedRowCounts, Table, count_skipped_or_raise
 from lmtool.errors import DataError
@@ -41,7 +42,7 @@ from lmtool.tasks.labels import (
     parse_label_cell,
     split_label_names,
 )
-from lmtool.tasks.notices import Notice, find_misspelt_labels, format_merge_option, make_label_notices
+from lmtool.tasks.notices import find_misspelt_labels, format_merge_option, make_label_notices
 from lmtool.tasks.schema import GOLD_LABEL_NAME, Columns
 from lmtool.tokenization.chat import ChatFormat, Message
 

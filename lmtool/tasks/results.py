@@ -9,22 +9,12 @@ from typing import Any
 import numpy as np
 
 from lmtool.printable import format_count
-from lmtool.run.files import TaskScores
-from lmtool.run.listing import main_metric
-from lmtool.run.uncertainty import CROSS_VALIDATION, confidence_interval_95, effective_sample_size
+from lmtool.runs.files import TaskScores
+from lmtool.runs.listing import main_metric
+from lmtool.runs.uncertainty import PARTS_OF_OTHER_MODELS, confidence_interval_95, effective_sample_size
 from lmtool.tasks.baseline import Baseline, format_mean_baseline
 from lmtool.tasks.metrics import format_class_scores, format_confusion
 from lmtool.tasks.reading import LabelledRow
-
-HELD_OUT_QUARTER = "held-out quarter"
-"""Part of the results of a quarter of the rows by a model of the others, if the final model is trained on all rows."""
-
-PARTS_OF_OTHER_MODELS = {
-    CROSS_VALIDATION: "each row is scored by a model of other rows; the model that is saved is fitted to all of them",
-    HELD_OUT_QUARTER: "scored by a model of the other rows; the one that is saved is trained on all of them, for as "
-    "many steps",
-}
-"""How parts are scored if the final model is trained on all rows."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.data.order import SampleOrder, derive_seed
 from lmtool.objective import Example
-from lmtool.run.order import SampleOrder, derive_seed
 
 BATCHES_PER_POOL = 50
 """Batches whose rows are sorted by length together."""

@@ -7,7 +7,7 @@ import numpy as np
 from lmtool.data.files import display_path
 from lmtool.data.split import hash_document_numbers
 from lmtool.errors import CheckpointError, DataError
-from lmtool.run.files import TableSplit
+from lmtool.runs.files import TableSplit
 from lmtool.tasks.reading import LabelledTable, count_label_names
 
 

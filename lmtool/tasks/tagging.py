@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.inference.evaluation import ValidationResult
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.model.heads import Tagger
 from lmtool.recipe.spec.objective import Tagging
 from lmtool.tasks.cells import OUTSIDE_TAG

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import ExecutionContext
-from lmtool.inference.evaluation import EvaluationItems, EvaluationSums, ValidationResult, evaluate_items
+from lmtool.evaluation.loop import EvaluationItems, EvaluationSums, ValidationResult, evaluate_items
 from lmtool.model import LanguageModel
 from lmtool.model.heads import HeadedModel
 from lmtool.objective import Loss, Objective

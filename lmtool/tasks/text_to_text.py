@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.errors import UsageError
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.generation.generate import complete
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.evaluation import ValidationResult
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.tasks import metrics

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Inner
 
-from lmtool import durable
-from lmtool.checksum import sha256_of_json
-from lmtool.durable import write_file
 from lmtool.errors import CheckpointError
 from lmtool.printable import printable
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile, TokenizerSpec
+from lmtool.storage import durable
+from lmtool.storage.checksum import sha256_of_json
+from lmtool.storage.durable import write_file
 from lmtool.tokenization import decoder, encoder
 from lmtool.tokenization.inner import (
     WORD_PATTERN,

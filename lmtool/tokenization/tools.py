@@ -14,11 +14,11 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from lmtool import durable
-from lmtool.durable import convert_os_errors
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.printable import printable
-from lmtool.records import is_nested_deeper
+from lmtool.storage import durable
+from lmtool.storage.durable import convert_os_errors
+from lmtool.storage.records import is_nested_deeper
 from lmtool.tokenization.tokenizer import replace_surrogates
 
 MAX_NESTING = 64

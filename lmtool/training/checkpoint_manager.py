@@ -13,20 +13,20 @@ from torch import Tensor
 from lmtool.compute.processes import PeerEnded
 from lmtool.compute.shards import select_own_tensors
 from lmtool.errors import ResourceError
-from lmtool.inference.evaluation import ValidationResult
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapter_or_full_state_dict
 from lmtool.recipe.changes import checkpoint_selection_values
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation
-from lmtool.records import replace_nonfinite
-from lmtool.run import tensors
-from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
-from lmtool.run.directory import Run
-from lmtool.run.files import SavedState, ValidationState, read_saved_state
-from lmtool.run.log import LogRecord
-from lmtool.run.saving import CheckpointSnapshot, save_shard_for_main_process
+from lmtool.runs import tensors
+from lmtool.runs.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
+from lmtool.runs.directory import Run
+from lmtool.runs.files import SavedState, ValidationState, read_saved_state
+from lmtool.runs.log import LogRecord
+from lmtool.runs.saving import CheckpointSnapshot, save_shard_for_main_process
+from lmtool.storage.records import replace_nonfinite
 from lmtool.training.events import CheckpointSaved, EndReason, MetricsLogged, SamplesGenerated, Warn
 from lmtool.training.fit import CompletedStep
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE
 from lmtool.compute.device import ExecutionContext
-from lmtool.inference.perplexity import EvaluationWindows
+from lmtool.evaluation.perplexity import EvaluationWindows
 from lmtool.model.interpolation import NGramInterpolation
 from lmtool.model.language_model import CountingModel, LanguageModel, evaluation_mode
 from lmtool.model.ngram import NGramModel

@@ -8,10 +8,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.data.order import derive_seed, permute
 from lmtool.errors import DataError
 from lmtool.model.word_vectors import FloatArray, IntArray, PairCounts
 from lmtool.objective import Example
-from lmtool.run.order import derive_seed, permute
 from lmtool.training.windows import ExampleSource, Windows
 
 COUNTED_TOKENS_PER_BATCH = 1 << 16

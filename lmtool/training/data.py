@@ -10,18 +10,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmtool.analysis.gradients import compute_norms_by_steps_back
-from lmtool.checks.text import find_text_problems
 from lmtool.compute.device import ExecutionContext, configure_compute
 from lmtool.compute.processes import World
 from lmtool.data import bundled
 from lmtool.data.blocks import BackgroundBlockTokenizer
+from lmtool.data.order import MixtureOrder, derive_seed
 from lmtool.data.prepare import TokenizedData, count_predicted_bytes_and_tokens, tokenize_data
 from lmtool.data.store import TokenStore
 from lmtool.data.survey import Progress, ScannedTrainingText
+from lmtool.data.text_problems import find_text_problems
 from lmtool.errors import DataError
-from lmtool.inference.evaluation import EvaluationItems, ValidationResult, evaluate_items
-from lmtool.inference.perplexity import EvaluationWindows, bundled_entropy_bits_per_byte, compute_perplexity
+from lmtool.evaluation.gradients import compute_norms_by_steps_back
+from lmtool.evaluation.loop import EvaluationItems, ValidationResult, evaluate_items
+from lmtool.evaluation.perplexity import EvaluationWindows, bundled_entropy_bits_per_byte, compute_perplexity
 from lmtool.model import LanguageModel
 from lmtool.model.interpolation import NGramInterpolation
 from lmtool.model.layers.ngrams import find_ngram_embeddings
@@ -31,8 +32,7 @@ from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, TokenizerFile
-from lmtool.run.files import StreamPosition
-from lmtool.run.order import MixtureOrder, derive_seed
+from lmtool.runs.files import StreamPosition
 from lmtool.tasks.data import TableData
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer

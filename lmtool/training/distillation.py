@@ -8,8 +8,7 @@ import torch
 
 from lmtool.compute.device import ExecutionContext
 from lmtool.errors import UsageError
-from lmtool.inference.load import get_head_target_and_classes, load_trained_model
-from lmtool.inference.reference import Reference, resolve_reference
+from lmtool.interop.resolve import resolve_reference
 from lmtool.model.size import build_on_meta
 from lmtool.objective import Objective
 from lmtool.objective.distillation import DistillationObjective
@@ -18,6 +17,8 @@ from lmtool.recipe.spec.objective import AnyObjective, Classification
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
+from lmtool.runs.load import get_head_target_and_classes, load_trained_model
+from lmtool.runs.reference import Reference
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lmtool.inference.evaluation import ValidationResult
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.run.log import LogRecord
+from lmtool.runs.log import LogRecord
 from lmtool.tasks.results import Results
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training.comparison import BitsPerByteResults

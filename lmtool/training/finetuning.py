@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from lmtool.checks.check import infer_check_subject
 from lmtool.data.survey import Progress
 from lmtool.data.table import open_table
 from lmtool.errors import LmtoolError, UsageError
-from lmtool.inference.evaluation import ignore_progress
-from lmtool.inference.reference import Reference, resolve_model_names, resolve_reference
+from lmtool.evaluation.loop import ignore_progress
+from lmtool.interop.resolve import resolve_model_names, resolve_reference
 from lmtool.recipe.finetuning import FEW_ROWS, MAX_ROWS_OF_CLASS, HeadKind, TableProperties
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.resolve import CHARACTER_SETTINGS, LINEAR_RECIPE, resolve
@@ -20,6 +19,7 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import TABLE_KEYS, Data
 from lmtool.recipe.spec.training import Lbfgs, Tuning
 from lmtool.recipe.spec.transformer import Transformer
+from lmtool.runs.reference import Reference
 from lmtool.tasks.baseline import MIN_KNOWN_WORD_SHARE, compute_word_overlap_of_halves
 from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.language import choose_encoder
@@ -31,6 +31,7 @@ from lmtool.tasks.prepare import (
     sample_texts,
 )
 from lmtool.tasks.schema import RowKind, has_related_texts
+from lmtool.tasks.subject import infer_subject
 from lmtool.training.folds import cross_validate_features
 from lmtool.training.job import RecipeWithData
 from lmtool.training.plan import TrainingPlan, check_adapters_have_base, is_for_tables, plan_pretraining
@@ -75,9 +76,7 @@ def plan_finetuning_or_pretraining(
         sources = [*data.sources, *data.tasks]
         if not sources:
             raise UsageError("nothing to plan", fix="name a text, a table or a recipe: lmtool plan book.txt")
-        subject = infer_check_subject(
-            data.train, data, is_text=any(setting.key == "data.column" for setting in about_data)
-        )
+        subject = infer_subject(data.train, data, is_text=any(setting.key == "data.column" for setting in about_data))
         if subject == "run":
             raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
         is_table = subject == "table" or bool(data.tasks)

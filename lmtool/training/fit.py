@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import ExecutionContext
 from lmtool.compute.processes import convert_peer_errors
+from lmtool.data.order import derive_seed, sample_numbers_for_rank
 from lmtool.errors import NumericalError, ResourceError, UsageError
-from lmtool.inference.evaluation import group_by_length
+from lmtool.evaluation.loop import group_by_length
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.model.language_model import CountingModel
@@ -33,7 +34,6 @@ from lmtool.objective.heads import ClassificationObjective, ContrastiveObjective
 from lmtool.printable import format_count
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
-from lmtool.run.order import derive_seed, sample_numbers_for_rank
 from lmtool.tasks.baseline import LABEL_KIND_METRICS
 from lmtool.tasks.labels import LabelKind
 from lmtool.training.convex import CONTRASTIVE_PENALTY, HeadFitSummary, fit_head_

@@ -9,17 +9,16 @@ import numpy as np
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.data.survey import Progress
-from lmtool.inference.evaluation import ignore_progress
-from lmtool.inference.pretrained import open_pretrained_vectors
-from lmtool.inference.reference import find_unchanged_base
+from lmtool.evaluation.loop import ignore_progress
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
-from lmtool.run.directory import Run
-from lmtool.run.uncertainty import N_FOLDS
+from lmtool.runs.directory import Run
+from lmtool.runs.reference import find_unchanged_base
+from lmtool.runs.uncertainty import N_FOLDS
 from lmtool.tasks.data import TableData
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import TaskModel
@@ -28,6 +27,7 @@ from lmtool.training.distillation import add_distillation_loss
 from lmtool.training.fit import ModelAndOptimizers, fit
 from lmtool.training.job import RecipeWithData, TrainingJob
 from lmtool.training.optimizer import Optimizers
+from lmtool.training.pretrained import open_pretrained_vectors
 
 MAX_FITTED_ROWS = 2_000
 """Maximum rows for which a head is fitted once for each fold; of more, a quarter is scored."""

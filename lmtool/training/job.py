@@ -9,12 +9,12 @@ from typing import NamedTuple
 from lmtool.compute.device import ExecutionContext
 from lmtool.compute.shards import ShardNewParameters
 from lmtool.data.survey import Progress
-from lmtool.inference.load import LoadedModel, PretrainedTokenVectors, build_for_training, load_weights
-from lmtool.inference.reference import Reference
 from lmtool.model import LanguageModel
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.run.checkpoint import Checkpoint
+from lmtool.runs.checkpoint import Checkpoint
+from lmtool.runs.load import LoadedModel, PretrainedTokenVectors, build_for_training, load_weights
+from lmtool.runs.reference import Reference
 from lmtool.tasks.data import TableData
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData

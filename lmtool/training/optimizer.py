@@ -24,7 +24,7 @@ from lmtool.model import LanguageModel
 from lmtool.model.layers.attention import find_layer_matrices_and_part_rows
 from lmtool.model.layers.ngrams import find_ngram_embeddings
 from lmtool.recipe.spec.training import Adam, AdamW, Lbfgs, Muon, Optimizer, Sgd, Tuning
-from lmtool.run.tensors import get_meta_tensors, read_tensor_rows
+from lmtool.runs.tensors import get_meta_tensors, read_tensor_rows
 from lmtool.training.updates import AdamUpdate, Groups, MomentumSgd, MuonMatrices, RowAdagrad, UpdateRule
 
 FLOAT16_SCALE = 2.0**4

@@ -9,9 +9,7 @@ from lmtool.compute.device import ExecutionContext, device_memory_bytes
 from lmtool.compute.processes import World, local_size
 from lmtool.data.survey import Progress, ScannedTrainingText
 from lmtool.errors import UsageError
-from lmtool.inference.load import LoadedModel
-from lmtool.inference.pretrained import describe_features, load_features_and_update_recipe, open_pretrained_vectors
-from lmtool.inference.reference import Reference, resolve_model_names, resolve_recipe_for_text, resolve_reference
+from lmtool.interop.resolve import resolve_model_names, resolve_recipe_for_text, resolve_reference
 from lmtool.model.size import check_fits_memory, estimate_min_training_bytes
 from lmtool.printable import format_count
 from lmtool.recipe.dump import dump_yaml
@@ -22,11 +20,14 @@ from lmtool.recipe.spec.objective import Embedding, RowSpec
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
+from lmtool.runs.load import LoadedModel
+from lmtool.runs.reference import Reference
 from lmtool.tasks.prepare import TaskTables, read_and_encode_tables
 from lmtool.training.data import TrainingData, tokenize_training_text
 from lmtool.training.distillation import check_teacher, resolve_teacher
 from lmtool.training.job import TrainingJob
 from lmtool.training.length import set_steps_from_data
+from lmtool.training.pretrained import describe_features, load_features_and_update_recipe, open_pretrained_vectors
 
 
 class RecipeWithDataAndModels(NamedTuple):

@@ -4,20 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from lmtool.checks.runs import find_damaged_record_files
 from lmtool.compute.device import ExecutionContext, configure_compute
 from lmtool.data.survey import Progress
-from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.inference.load import load_feature_model
-from lmtool.inference.reference import (
-    find_unchanged_base,
-    find_unchanged_teacher,
-    read_trained_recipe,
-    read_verified_tokenizer,
-    resolve_reference,
-)
 from lmtool.interop.references import HUB_PREFIX, hub_note_file
+from lmtool.interop.resolve import resolve_reference
 from lmtool.printable import format_count
 from lmtool.recipe.changes import CHANGE_RULES, diff_recipes, find_change_rule, find_unchangeable_keys
 from lmtool.recipe.dump import dump_yaml
@@ -25,10 +16,19 @@ from lmtool.recipe.load import Setting
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
-from lmtool.records import encode_json
-from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
-from lmtool.run.directory import RESULTS, SPLIT, Run
-from lmtool.run.find import find_resumable_or_last_run
+from lmtool.runs.checkpoint import SINGLE_PROCESS, Checkpoint
+from lmtool.runs.damage import find_damaged_record_files
+from lmtool.runs.directory import RESULTS, SPLIT, Run
+from lmtool.runs.find import find_resumable_or_last_run
+from lmtool.runs.load import load_feature_model
+from lmtool.runs.reference import (
+    find_unchanged_base,
+    find_unchanged_teacher,
+    read_trained_recipe,
+    read_verified_tokenizer,
+)
+from lmtool.storage.durable import write_file
+from lmtool.storage.records import encode_json
 from lmtool.tasks.build import get_default_metric, get_row_kind
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
 from lmtool.training.checkpoint_manager import TrainingState

@@ -16,10 +16,9 @@ from lmtool.compute.device import ExecutionContext
 from lmtool.compute.fsdp import ShardedModel
 from lmtool.compute.kernels import ops
 from lmtool.compute.shards import ShardNewParameters
+from lmtool.data.order import sample_numbers_for_rank
 from lmtool.errors import LmtoolError, NumericalError
-from lmtool.inference.evaluation import ValidationResult
-from lmtool.inference.interpolation import replace_saved_ngram_model
-from lmtool.inference.load import load_weights
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.model import DecodeState
 from lmtool.model.language_model import CountingModel
 from lmtool.model.size import count_training_flops_per_token, estimate_persistent_memory
@@ -28,13 +27,14 @@ from lmtool.recipe.spec.objective import Causal, Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
-from lmtool.records import replace_nonfinite
-from lmtool.run.checkpoint import Checkpoint
-from lmtool.run.directory import PROFILE, Run
-from lmtool.run.order import sample_numbers_for_rank
-from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_indistinguishable_scores
+from lmtool.runs.checkpoint import Checkpoint
+from lmtool.runs.directory import PROFILE, Run
+from lmtool.runs.interpolation import replace_saved_ngram_model
+from lmtool.runs.load import load_weights
+from lmtool.runs.uncertainty import CROSS_VALIDATION, HELD_OUT_QUARTER, N_FOLDS, are_indistinguishable_scores
+from lmtool.storage.records import replace_nonfinite
 from lmtool.tasks.data import TableData
-from lmtool.tasks.results import HELD_OUT_QUARTER, Results
+from lmtool.tasks.results import Results
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.comparison import BitsPerByteResults

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from lmtool.compute.device import ExecutionContext
 from lmtool.data.blocks import STREAMS_FOLDER, BackgroundBlockTokenizer
+from lmtool.data.order import derive_seed
 from lmtool.data.prepare import TokenizedData
 from lmtool.data.streaming import BlockPosition
-from lmtool.durable import cache_folder, find_writable_cache_path, make_parent_and_scratch_folder
 from lmtool.errors import CheckpointError
 from lmtool.objective import Example, TextCutSettings
-from lmtool.run.files import StreamPosition
-from lmtool.run.order import derive_seed
+from lmtool.runs.files import StreamPosition
+from lmtool.storage.durable import cache_folder, find_writable_cache_path, make_parent_and_scratch_folder
 from lmtool.training.windows import ExampleSource, TextMixture, Windows
 
 KEPT_BATCHES = 4

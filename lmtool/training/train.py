@@ -6,21 +6,20 @@ from contextlib import nullcontext
 from functools import partial
 
 from lmtool.compute.device import ExecutionContext, configure_compute
-from lmtool.durable import write_file
 from lmtool.errors import NumericalError
-from lmtool.inference.embedding import Vectors
-from lmtool.inference.load import load_run
-from lmtool.inference.reference import Reference
+from lmtool.evaluation.embedding import Vectors, embed_to_unit_vectors
 from lmtool.model.size import build_on_meta
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.objective import supported_objectives
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.records import encode_json
-from lmtool.run.checkpoint import SINGLE_PROCESS
-from lmtool.run.creation import check_output_folder, create_run
-from lmtool.run.directory import BASELINE, RECIPE, SPLIT, Run
-from lmtool.run.files import RunInfo, describe_environment
-from lmtool.search.index import embed_to_unit_vectors
+from lmtool.runs.checkpoint import SINGLE_PROCESS
+from lmtool.runs.creation import check_output_folder, create_run
+from lmtool.runs.directory import BASELINE, RECIPE, SPLIT, Run
+from lmtool.runs.files import RunInfo, describe_environment
+from lmtool.runs.load import load_run
+from lmtool.runs.reference import Reference
+from lmtool.storage.durable import write_file
+from lmtool.storage.records import encode_json
 from lmtool.tasks.baseline import Baseline
 from lmtool.tasks.data import TableData
 from lmtool.training.checkpoint_manager import CheckpointManager

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
+from lmtool.data.order import LaneOrder, MixtureOrder, RandomOffsetWindows, SampleOrder, derive_seed, permute
 from lmtool.data.store import TokenStore
 from lmtool.errors import DataError
 from lmtool.objective import Example, TextCutSettings
-from lmtool.run.order import LaneOrder, MixtureOrder, RandomOffsetWindows, SampleOrder, derive_seed, permute
 
 MAX_DOCUMENT_DRAWS = 8
 """Maximum documents that are drawn to find one that is long enough."""

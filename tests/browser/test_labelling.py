@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from lmtool.labelling.labelling import ActiveLearningSession
-from lmtool.labelling.page import build_labelling_app
+from lmtool.apps.labelling.labelling import ActiveLearningSession
+from lmtool.apps.labelling.page import build_labelling_app
 from lmtool.serving.server import open_listener, running_server
+from tests.apps.labelling.conftest import TRUTH, begin, table, write  # noqa: F401 - fixtures
 from tests.browser.conftest import HITS, Opened
 from tests.browser.pages import HOSTILE
-from tests.labelling.conftest import TRUTH, begin, table, write  # noqa: F401 - fixtures
 from tests.support.cases import nightly_but
 
 pytestmark = pytest.mark.browser

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lmtool.report.training import render_runs_page
-from lmtool.run.history import RunHistory
+from lmtool.runs.history import RunHistory
 from tests.support.cases import nightly_but
 from tests.support.pages import HOSTILE, make
 

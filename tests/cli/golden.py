@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from lmtool.run.directory import Run
-from lmtool.run.saving import CheckpointSnapshot
+from lmtool.runs.directory import Run
+from lmtool.runs.saving import CheckpointSnapshot
 from tests.support.cli import RUN, SENTENCES, SMALL, Outcome, copied_run, exit_code_of, film_rows, write_table
 
 REFUSALS, OUTPUTS = (Path(__file__).with_name(name) for name in ("refusals.txt", "outputs.txt"))

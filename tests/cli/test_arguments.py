@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lmtool.apps.labelling.table import TableToLabel
+from lmtool.apps.sweeping.sweep import SweepArguments
 from lmtool.cli import app
 from lmtool.cli.commands import serve
 from lmtool.cli.help import RUN_OPTION, find_near_words
-from lmtool.labelling.table import TableToLabel
-from lmtool.sweeping.sweep import SweepArguments
 from tests.support.cli import (
     COMMANDS,
     GROUPS,

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import Batch
-from lmtool.inference.load import load_run
 from lmtool.model.layers.observing import record_attention_weights
+from lmtool.runs.load import load_run
 from tests.support.cli import CommandLine
 
 TEXT = "The twin sold a map"

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.export.exporting import export
-from lmtool.run.directory import (
+from lmtool.interop.export.exporting import export
+from lmtool.runs.directory import (
     METRICS,
     RECIPE,
     TOKENIZER_FILE,
     VALIDATED,
 )
-from tests.run.killing import in_child
+from tests.runs.killing import in_child
 from tests.support.cli import CommandLine
 
 HUGE = 40_000_000_000

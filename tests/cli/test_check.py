@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from lmtool.checks import device as devices
+from lmtool.apps.checking import device as devices
 from lmtool.recipe.spec.text import BpeTokenizer
-from lmtool.run import checkpoint as checkpoints
-from lmtool.run.directory import CHECKPOINTS
+from lmtool.runs import checkpoint as checkpoints
+from lmtool.runs.directory import CHECKPOINTS
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.support.cli import SENTENCES, SMALL, CommandLine, write_table
 

@@ -9,7 +9,7 @@ import pytest
 
 from lmtool.data import bundled
 from lmtool.recipe.load import load
-from lmtool.run.directory import Run
+from lmtool.runs.directory import Run
 from tests.support.cli import RUN, SENTENCES, SMALL, CommandLine, contents, settings
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
-from lmtool.inference.load import load_run
+from lmtool.runs.load import load_run
 from lmtool.tokenization.tokenizer import find_word_spans
 from tests.support.cli import CommandLine, pipe_in, write_table
 

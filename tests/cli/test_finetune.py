@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.recipe.load import load
-from lmtool.run.directory import Run
+from lmtool.runs.directory import Run
 from lmtool.training.finetuning import plan_finetuning
 from tests.support.cli import CommandLine, film_rows, settings, write_table
 

@@ -65,6 +65,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
                 record=lambda: {"run": "runs/some-run", "step": 500, "checkpoint": HASH},
             )
 
+        monkeypatch.setattr(generating, "resolve_reference", str)
         monkeypatch.setattr(generating, "load_for_inference", load_for_inference)
         return asked
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.cost import planning
+from lmtool.training.cost import planning
 from tests.cli.golden import (
     OUTPUTS,
     REFUSALS,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from lmtool.durable import TEMPORARY_PREFIX
-from lmtool.export.ollama import MODELFILE_SUFFIX
-from tests.run.killing import in_child
+from lmtool.interop.export.ollama import MODELFILE_SUFFIX
+from lmtool.storage.durable import TEMPORARY_PREFIX
+from tests.runs.killing import in_child
 from tests.support.cli import CommandLine
 
 pytestmark = pytest.mark.system

@@ -11,21 +11,21 @@ import pytest
 import typer
 
 import lmtool as api
+from lmtool.apps.search.entries import Entry
+from lmtool.apps.search.index import add_or_replace_texts
 from lmtool.cli import app
 from lmtool.compute.device import CPU
 from lmtool.data.survey import no_progress
-from lmtool.export.exporting import export, export_gguf_and_modelfile
-from lmtool.inference.load import load_run
-from lmtool.inference.reference import MODEL_NAME_RESOLVERS
 from lmtool.interop import importing
+from lmtool.interop.export.exporting import export, export_gguf_and_modelfile
 from lmtool.interop.references import hub_note_file, imports_folder
+from lmtool.interop.resolve import MODEL_NAME_RESOLVERS
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.grammar import iterate_dotted_keys, specs_with_key
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.run.directory import Run
-from lmtool.search.entries import Entry
-from lmtool.search.index import add_or_replace_texts
+from lmtool.runs.directory import Run
+from lmtool.runs.load import load_run
 from tests.support.cli import RUN, SENTENCES, CommandLine
 
 FOLDERS = {

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lmtool.analysis.neighbors import require_single_token
-from lmtool.inference.embedding import embed
-from lmtool.inference.load import load_run
+from lmtool.evaluation.embedding import embed
+from lmtool.evaluation.neighbors import require_single_token
+from lmtool.runs.load import load_run
 from tests.reference import vectors as reference
 from tests.support.cli import CommandLine
 

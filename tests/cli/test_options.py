@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import typer
 
-from lmtool.checks import check as checking
+from lmtool.apps.checking import check as checking
 from lmtool.cli import app, settings
-from lmtool.cost import planning
-from lmtool.inference import reference
-from lmtool.inference.reference import resolve_recipe_for_text
+from lmtool.interop import resolve
+from lmtool.interop.resolve import resolve_recipe_for_text
 from lmtool.recipe.spec.text import TABLE_KEYS
 from lmtool.training import train as starting
+from lmtool.training.cost import planning
 from lmtool.training.plan import TrainingPlan
 from tests.support.cli import SENTENCES, CommandLine
 from tests.support.training import no_report
@@ -206,7 +206,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(starting, "train", keep)
     monkeypatch.setattr(planning, "forecast_training", settled)
-    monkeypatch.setattr(reference, "resolve_recipe_for_text", tokenized)
+    monkeypatch.setattr(resolve, "resolve_recipe_for_text", tokenized)
     monkeypatch.setattr(checking, "check_text", looked)
     monkeypatch.setattr(checking, "check_labelled_tables", looked)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.cost import planning
+from lmtool.training.cost import planning
 from tests.support.cli import SMALL, CommandLine
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lmtool.cli.progress import Display
-from lmtool.inference.evaluation import ValidationResult
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.recipe.load import load
 from lmtool.training.comparison import BitsPerByteResults
 from lmtool.training.events import (

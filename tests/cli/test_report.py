@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 
 from lmtool.report import training as pages
-from lmtool.run.directory import Run
+from lmtool.runs.directory import Run
 from tests.support.cli import SMALL, CommandLine
 
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from lmtool.cli.commands.runs import app
 from lmtool.errors import UsageError
-from lmtool.run.creation import create_run
-from lmtool.run.directory import Run
-from lmtool.run.files import RunInfo
-from lmtool.run.saving import CheckpointSnapshot
+from lmtool.runs.creation import create_run
+from lmtool.runs.directory import Run
+from lmtool.runs.files import RunInfo
+from lmtool.runs.saving import CheckpointSnapshot
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
-from lmtool.run.checkpoint import list_checkpoints
-from lmtool.run.creation import check_output_folder, has_checkpoint
-from lmtool.run.directory import Run
+from lmtool.runs.checkpoint import list_checkpoints
+from lmtool.runs.creation import check_output_folder, has_checkpoint
+from lmtool.runs.directory import Run
 from lmtool.training import length
 from tests.support.cli import CommandLine, contents
 from tests.support.errors import refuses

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.run.directory import Run
+from lmtool.runs.directory import Run
 from tests.support import forks
 from tests.support.cli import SENTENCES, SMALL, film_rows, write_table
 

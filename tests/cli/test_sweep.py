@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from lmtool.run.checkpoint import list_checkpoints
-from lmtool.run.creation import has_checkpoint
-from lmtool.run.directory import Run
-from lmtool.sweeping import sweep
-from lmtool.sweeping.halving import RunCost
+from lmtool.apps.sweeping import sweep
+from lmtool.apps.sweeping.halving import RunCost
+from lmtool.runs.checkpoint import list_checkpoints
+from lmtool.runs.creation import has_checkpoint
+from lmtool.runs.directory import Run
 from tests.support.cli import SMALL, CommandLine, exit_code_of, film_rows, write_table
 from tests.support.training import Work
 from tests.training.programs import LMTOOL, output, start, wait_until

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.cost import planning
+from lmtool.training.cost import planning
 from tests.support.cli import COMMANDS, SMALL, CommandLine, options_of, pipe_in
 
 NUMBERS = ("9" * 400, "-" + "9" * 400, "1e308", "-1e308", "nan", "inf", "-inf", "-0")

@@ -20,8 +20,8 @@ from lmtool.compute import device, processes
 from lmtool.compute.device import ExecutionContext
 from lmtool.compute.fsdp import _linears_by_layer
 from lmtool.compute.processes import World
-from lmtool.inference import load
 from lmtool.model import LanguageModel
+from lmtool.runs import load
 from lmtool.training import job, session
 
 Given = TypeVar("Given")

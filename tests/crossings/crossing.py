@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.run.directory import Run
+from lmtool.runs.directory import Run
 from tests.crossings import axes
 from tests.crossings.axes import AXES, OF_MODEL, PUBLISHED, TASKS, USUAL, WITHOUT_TEXT, Row, chosen, is_named
 from tests.crossings.home import SHORT, table_of

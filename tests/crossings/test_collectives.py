@@ -15,10 +15,10 @@ import pytest
 
 from lmtool.compute.processes import World
 from lmtool.data import streaming
-from lmtool.inference import load
-from lmtool.inference.embedding import embed
-from lmtool.inference.load import load_run
-from lmtool.inference.perplexity import measure_perplexity
+from lmtool.evaluation.embedding import embed
+from lmtool.evaluation.perplexity import measure_perplexity
+from lmtool.runs import load
+from lmtool.runs.load import load_run
 from lmtool.tasks.predict import evaluate_tables, predict_table_lazily
 from lmtool.tasks.prompting import PromptTemplate, evaluate_prompts
 from lmtool.training import length

@@ -12,7 +12,7 @@ from lmtool.data.cached import find_damaged_entries, load_or_create
 from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.recipe.spec.text import BpeTokenizer, Data
 from tests.faults.places import make_read_only
-from tests.run.killing import in_child
+from tests.runs.killing import in_child
 from tests.support.errors import refuses
 from tests.support.texts import prose
 

@@ -19,7 +19,6 @@ from lmtool.data.prepare import (
     tokenize_files,
 )
 from lmtool.data.store import TokenStore
-from lmtool.durable import cache_folder
 from lmtool.errors import DataError, ResourceError, UsageError
 from lmtool.recipe.spec.text import (
     BpeTokenizer,
@@ -29,6 +28,7 @@ from lmtool.recipe.spec.text import (
     TokenizerSpec,
     WordPieceTokenizer,
 )
+from lmtool.storage.durable import cache_folder
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.support import forks
 from tests.support.texts import HOSTILE, prose

@@ -12,11 +12,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool import checksum as checksum_module
-from lmtool import durable
 from lmtool.data import store as store_module
 from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.errors import LmtoolError, ResourceError
+from lmtool.storage import checksum as checksum_module
+from lmtool.storage import durable
 from tests.support.disks import failing_call
 from tests.support.errors import refuses
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtool.run.checkpoint import list_checkpoints
+from lmtool.runs.checkpoint import list_checkpoints
 from tests.campaigns.harness import Told
 from tests.faults.commands import Outcome, lmtool
 from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, STEPS, Remains, differing, golden, of_folder, of_run

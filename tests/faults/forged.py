@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from lmtool.durable import TEMPORARY_PREFIX
-from lmtool.records import encode_with_checksum
+from lmtool.storage.durable import TEMPORARY_PREFIX
+from lmtool.storage.records import encode_with_checksum
 from tests.campaigns.harness import Told
 from tests.faults.damage import TARGETS, Reader
 from tests.support.damage import sign

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmtool.run.checkpoint import list_checkpoints, open_and_verify_checkpoint
-from lmtool.run.directory import Run
+from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
+from lmtool.runs.directory import Run
 from tests.faults.commands import Begun, Outcome, begin, lmtool
 from tests.faults.watching import Kill, Record
 from tests.support.kernels import put_kernels

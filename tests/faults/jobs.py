@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmtool.run.checkpoint import list_checkpoints
-from lmtool.run.listing import summarize_run
-from lmtool.run.lock import is_run_locked
+from lmtool.runs.checkpoint import list_checkpoints
+from lmtool.runs.listing import summarize_run
+from lmtool.runs.lock import is_run_locked
 from tests.campaigns.harness import Told
 from tests.faults import places
 from tests.faults.commands import Hook, Outcome, lmtool

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmtool.run.checkpoint import list_checkpoints
+from lmtool.runs.checkpoint import list_checkpoints
 from tests.campaigns.harness import Told
 from tests.faults.commands import Outcome, begin, lmtool
 from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, TOKENIZE, Remains, differing, golden, job_named, of_run

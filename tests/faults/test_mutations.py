@@ -13,7 +13,7 @@ MUTATIONS = {
         "kills",
         40,
         """
-from lmtool import durable
+from lmtool.storage import durable
 def write_new(path, chunks):
     path.write_bytes(b"".join(map(bytes, [chunks] if isinstance(chunks, bytes | memoryview) else chunks)))
 durable.write_new_file = write_new
@@ -31,7 +31,7 @@ Optimizers.load_state = lambda *_: None
         "damage",
         80,
         """
-from lmtool.run import checkpoint
+from lmtool.runs import checkpoint
 checkpoint._compare_digest = lambda path, expected: None
 """,
     ),

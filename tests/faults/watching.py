@@ -282,7 +282,7 @@ class Lack:
             case "locks":
                 wrap(fcntl, "flock", lambda handle, _: lacking(handle))
             case "maps":
-                from lmtool.run import tensors
+                from lmtool.runs import tensors
 
                 wrap(mmap, "mmap", lambda handle, *_: lacking(handle))
                 wrap(tensors, "safe_open", lambda path, *_: os.path.abspath(path).startswith(place), None)

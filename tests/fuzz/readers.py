@@ -19,8 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from lmtool.checks.runs import find_damaged_run_files
-from lmtool.checksum import xxh3
+from lmtool.apps.search.index import SCHEMA, TEXTS, VECTORS, Index, remove_texts_by_id_or_source
 from lmtool.data.corpus import open_corpus
 from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.data.table import open_table
@@ -28,20 +27,21 @@ from lmtool.data.vectors import VectorFile
 from lmtool.generation.params import MaskPredict, SamplingParams, params_to_record
 from lmtool.generation.prompts import gather_prompts
 from lmtool.generation.replay import read_records
-from lmtool.inference.reference import read_verified_recipe
 from lmtool.interop.importing import read_recipe_sections
 from lmtool.interop.published_models import open_published_model
 from lmtool.interop.tokenization.reading import read_published_tokenizer
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
-from lmtool.run import checkpoint as checkpoints
-from lmtool.run import tensors
-from lmtool.run.creation import create_run
-from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.files import ValidationState, read_saved_state
-from lmtool.run.saving import CheckpointSnapshot
-from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove_texts_by_id_or_source
+from lmtool.runs import checkpoint as checkpoints
+from lmtool.runs import tensors
+from lmtool.runs.creation import create_run
+from lmtool.runs.damage import find_damaged_run_files
+from lmtool.runs.directory import CHECKPOINTS, Run
+from lmtool.runs.files import ValidationState, read_saved_state
+from lmtool.runs.reference import read_verified_recipe
+from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.storage.checksum import xxh3
 from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.schema import choose_columns
 from lmtool.tokenization import template as sandbox

@@ -16,8 +16,8 @@ from lmtool.generation.chat import Conversation
 from lmtool.generation.generate import TextGenerator, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.prefix_cache import BLOCK_TOKENS
-from lmtool.inference.load import LoadedModel, load_for_inference, load_run
 from lmtool.interop.importing import import_to_cache
+from lmtool.runs.load import LoadedModel, load_for_inference, load_run
 from lmtool.tasks.cells import parse_messages
 from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.prompt_format import Prompt

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from lmtool.compute.device import configure_compute
-from lmtool.inference.load import build_for_training
-from lmtool.inference.reference import resolve_reference
+from lmtool.interop.resolve import resolve_reference
 from lmtool.model import lora
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, TokenizerSpec, WordPieceTokenizer
-from lmtool.run.creation import create_run
-from lmtool.run.files import RunInfo
-from lmtool.run.saving import CheckpointSnapshot
+from lmtool.runs.creation import create_run
+from lmtool.runs.files import RunInfo
+from lmtool.runs.load import build_for_training
+from lmtool.runs.saving import CheckpointSnapshot
 from lmtool.tokenization.tokenizer import Tokenizer
 
 CORPUS = ["They waited for the rain to end, and then they walked home along the sea wall.", "Why? ¿Qué! 漢字 🙂"] * 20

@@ -18,18 +18,18 @@ from transformers import PreTrainedTokenizerFast
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, ResourceError, UsageError
-from lmtool.export.exporting import export
+from lmtool.evaluation.embedding import embed
 from lmtool.generation.generate import TextGenerator
-from lmtool.inference.embedding import embed
-from lmtool.inference.load import load_run
-from lmtool.inference.reference import import_if_published
+from lmtool.interop.export.exporting import export
 from lmtool.interop.importing import import_model_as_run, import_to_cache
 from lmtool.interop.references import is_published
-from lmtool.run.directory import Run
+from lmtool.interop.resolve import import_if_published, resolve_reference
+from lmtool.runs.directory import Run
+from lmtool.runs.load import load_run
 from lmtool.tokenization.encoder import is_gpt2_bpe
 from lmtool.tokenization.tokenizer import Tokenizer as OurTokenizer
 from tests.faults.places import make_read_only
-from tests.run.killing import in_child
+from tests.runs.killing import in_child
 from tests.support.cases import nightly_but
 from tests.support.peers import BERT, CASES, CORPUS, PLAIN, TEXTS, brought, peer_in, rows_of, word_pieces
 
@@ -93,7 +93,7 @@ def test_a_model_that_was_imported_is_used_from_a_read_only_cache(
         if not make_read_only(tmp_path / "cache"):
             os._exit(CANNOT_MOUNT)
         assert [import_to_cache(str(tmp_path / "model")), import_to_cache("hf:some/model")] == runs
-        rows_of(load_run(str(tmp_path / "model"), CPU))
+        rows_of(load_run(resolve_reference(str(tmp_path / "model")), CPU))
         with pytest.raises(ResourceError):
             import_to_cache(str(tmp_path / "other"))
 

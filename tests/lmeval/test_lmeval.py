@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lmtool.compute.device import CPU
-from lmtool.export.exporting import export
-from lmtool.inference.load import load_for_inference
+from lmtool.interop.export.exporting import export
 from lmtool.interop.importing import import_to_cache
+from lmtool.runs.load import load_for_inference
 from tests.serving.harness import served
 from tests.support.published import unpacked
 

@@ -10,13 +10,13 @@ import torch
 from pydantic import ValidationError
 
 from lmtool.batch import Batch
-from lmtool.cost.summary import ModelPart, summarize_model
 from lmtool.model import build
 from lmtool.model.layers.attention import find_layer_matrices_and_part_rows
 from lmtool.model.lora import add_adapters_and_freeze_
 from lmtool.model.size import count_parameters
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lora, Training
+from lmtool.training.cost.summary import ModelPart, summarize_model
 from tests.support import tiny
 from tests.support.errors import refuses
 

@@ -10,9 +10,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from lmtool.analysis.attention import AttentionWeights, TextAttention
-from lmtool.analysis.attribution import WordAttribution
 from lmtool.errors import UsageError
+from lmtool.evaluation.attention import AttentionWeights, TextAttention
+from lmtool.evaluation.attribution import WordAttribution
 from lmtool.report import attention
 from lmtool.report.attention import format_attention_head, format_attribution, render_attention_page
 from tests.support.pages import HOSTILE, Elements

@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from lmtool.analysis.gradients import GradientFlow, GradientNormsByStepsBack
+from lmtool.evaluation.gradients import GradientFlow, GradientNormsByStepsBack
 from lmtool.report.gradients import format_curve_lines, plot_gradient_flow, render_curves_page
 
 FLOW = GradientFlow(

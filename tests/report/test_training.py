@@ -7,9 +7,9 @@ import re
 import pytest
 
 from lmtool.report.training import render_loss_figure, render_runs_page
-from lmtool.run.directory import Run
-from lmtool.run.files import ValidationState
-from lmtool.run.history import RunHistory, downsample_by_averaging, find_differing_recipe_values
+from lmtool.runs.directory import Run
+from lmtool.runs.files import ValidationState
+from lmtool.runs.history import RunHistory, downsample_by_averaging, find_differing_recipe_values
 from tests.support.cases import nightly_but
 from tests.support.pages import HOSTILE, Elements, make
 

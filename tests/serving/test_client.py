@@ -9,15 +9,15 @@ import openai
 import pytest
 import torch
 
+from lmtool.apps.search.index import Entry, Index, add_or_replace_texts
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.data.stdin import temporary_table_file
 from lmtool.data.survey import no_progress
+from lmtool.evaluation.embedding import embed
 from lmtool.generation.chat import Conversation
 from lmtool.generation.params import SamplingFilters, SamplingParams
-from lmtool.inference.embedding import embed
-from lmtool.inference.load import load_run
-from lmtool.search.index import Entry, Index, add_or_replace_texts
+from lmtool.runs.load import load_run
 from lmtool.serving.server import ServerConfig
 from lmtool.tasks.predict import predict_table_lazily
 from tests.serving.harness import Served, served

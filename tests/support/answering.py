@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lmtool.inference.load import LoadedModel, load_run
+from lmtool.runs.load import LoadedModel, load_run
 from tests.support.training import Work, words
 
 HEADS = {

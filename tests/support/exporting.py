@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.inference.load import LoadedModel
 from lmtool.model.heads import Classifier, Tagger, TokenHeadModel
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.runs.load import LoadedModel
 from tests.interop.runs import SMALL, recipe_of, shipped
 
 DOCUMENTS: dict[str, Any] = {"data": {"split": "document"}}

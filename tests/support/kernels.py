@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from lmtool import durable
 from lmtool.compute.kernels import build
+from lmtool.storage import durable
 
 
 def put_kernels(cache: Path) -> None:

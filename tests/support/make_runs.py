@@ -17,8 +17,8 @@ import pytest
 
 import lmtool
 from lmtool import cli
-from lmtool.inference.reference import Reference
-from lmtool.run import files
+from lmtool.runs import files
+from lmtool.runs.reference import Reference
 from tests.support.training import documents
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"

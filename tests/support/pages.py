@@ -4,9 +4,9 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
-from lmtool.run.creation import create_run
-from lmtool.run.directory import Run
-from lmtool.run.files import RunInfo
+from lmtool.runs.creation import create_run
+from lmtool.runs.directory import Run
+from lmtool.runs.files import RunInfo
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from lmtool.compute.device import CPU
-from lmtool.inference.load import LoadedModel, load_run
 from lmtool.interop.importing import import_to_cache
+from lmtool.runs.load import LoadedModel, load_run
 
 TEXTS = ["Tom and Anna went to the old harbour.", "It rained; the boats stayed!  Why?", "a", "¿Qué? 漢字 🙂 <s> [MASK]"]
 CORPUS = [*TEXTS, "They waited for the rain to end, and then they walked home along the sea wall."] * 20

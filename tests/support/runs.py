@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from lmtool.run.creation import create_run
-from lmtool.run.directory import Run
-from lmtool.run.files import RunInfo
-from lmtool.run.saving import CheckpointSnapshot
+from lmtool.runs.creation import create_run
+from lmtool.runs.directory import Run
+from lmtool.runs.files import RunInfo
+from lmtool.runs.saving import CheckpointSnapshot
 
 MakeRun = Callable[..., Run]
 """The fixture `make`."""

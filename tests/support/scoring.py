@@ -3,7 +3,7 @@
 import torch
 
 from lmtool.batch import Batch
-from lmtool.inference.load import LoadedModel
+from lmtool.runs.load import LoadedModel
 
 SHAPES = {
     "decoder": ("model.context=64",),

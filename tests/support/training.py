@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.recipe.load import Setting, parse_settings
-from lmtool.run.checkpoint import list_checkpoints, open_checkpoint_checking_sizes
+from lmtool.runs.checkpoint import list_checkpoints, open_checkpoint_checking_sizes
 from lmtool.tasks.results import Results
 from lmtool.training import events, finetuning, plan, resuming, train
 from lmtool.training.comparison import BitsPerByteResults

@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 
-from lmtool.run.files import BaselineScores
+from lmtool.runs.files import BaselineScores
 from lmtool.tasks import baseline
 from lmtool.tasks.baseline import Baseline, format_mean_baseline, has_recurring_words, score_or_cross_validate_baseline
 from lmtool.tasks.reading import LabelledTable

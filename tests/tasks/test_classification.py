@@ -15,21 +15,21 @@ from sklearn import metrics as sklearn
 
 from lmtool.compute.device import configure_compute
 from lmtool.errors import UsageError
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.generation.generate import complete
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.evaluation import ValidationResult
 from lmtool.model import build
 from lmtool.model.heads import HeadOutput
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data
-from lmtool.run.files import TaskScores
+from lmtool.runs.files import TaskScores
 from lmtool.tasks import heads, text_to_text
 from lmtool.tasks.build import build_task
 from lmtool.tasks.classification import ClassificationTask
 from lmtool.tasks.labels import Label
 from lmtool.tasks.metrics import NO_LABEL, class_metrics, translation_metrics
-from lmtool.tasks.prepare import get_task_names, open_training_tables
+from lmtool.tasks.prepare import open_training_tables
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
@@ -96,11 +96,11 @@ def test_tasks_are_a_name_a_file_and_a_weight(tmp_path: Path, monkeypatch: pytes
     data = Data(tasks=("nli:a.csv", "sst:dir:b.csv:0.5", "c:c.csv:x.csv"), task_tests=("nli:t.csv",))
     found = [(task.name, task.table.source, task.test, task.weight) for task in open_training_tables(data)]
     assert found == [("nli", "a.csv", "t.csv", 1.0), ("sst", "dir:b.csv", None, 0.5), ("c", "c.csv:x.csv", None, 1.0)]
-    assert get_task_names(data) == ["nli", "sst", "c"]
+    assert data.task_names == ["nli", "sst", "c"]
     (one,) = open_training_tables(Data(train=("a.csv",), valid=("v.csv",), test="t.csv"))
     assert (one.name, one.table.source, one.valid, one.test) == ("", "a.csv", "v.csv", "t.csv")
     assert one.columns == Columns(("text",), label="label")
-    assert get_task_names(Data(train=("a.csv",))) == [""]
+    assert Data(train=("a.csv",)).task_names == [""]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmtool.errors import DataError, UsageError
-from lmtool.inference.load import load_run
+from lmtool.runs.load import load_run
 from lmtool.tasks.cells import AnswerSpan
 from lmtool.tasks.comparison import _choose_metric_and_score, compare_row_scores, score_table_rows
 from lmtool.tasks.metrics import compute_chrf_scores

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
-from lmtool.inference.load import load_run
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.run.files import SavedSplit
+from lmtool.runs.files import SavedSplit
+from lmtool.runs.load import load_run
 from lmtool.tasks.data import TableData
 from lmtool.tasks.predict import evaluate_tables, predict_table_lazily
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables

@@ -11,10 +11,10 @@ import yaml
 pytest.importorskip("lm_eval")
 from lmtool.compute.device import CPU
 from lmtool.errors import DataError, LmtoolError, NumericalError, UsageError
-from lmtool.export.exporting import export
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.load import LoadedModel, load_run
+from lmtool.interop.export.exporting import export
+from lmtool.runs.load import LoadedModel, load_run
 from lmtool.tasks.benchmarks import (
     FEWSHOT_SEED,
     Tasks,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lmtool.errors import UsageError
 from lmtool.generation import generate as generating
-from lmtool.inference.load import load_run
+from lmtool.runs.load import load_run
 from tests.support.training import Stop, Work, after, warnings_in
 
 TEXTS = ("a fine day", "a bad day", "fine, fine tea", "bad tea", "a day with tea", "no tea")

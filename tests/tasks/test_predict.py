@@ -7,8 +7,8 @@ import pytest
 
 from lmtool.data.table import RowError
 from lmtool.errors import UsageError
-from lmtool.inference.load import LoadedModel, load_run
 from lmtool.recipe.spec.text import Data
+from lmtool.runs.load import LoadedModel, load_run
 from lmtool.tasks import predict as predicting
 from lmtool.tasks.predict import can_predict_tables, evaluate_tables, predict_table_lazily
 from tests.compute.together import together

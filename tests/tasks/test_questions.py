@@ -12,10 +12,10 @@ import torch
 from lmtool.compute.device import configure_compute
 from lmtool.data.table import open_table
 from lmtool.errors import UsageError
-from lmtool.inference.load import build_model
 from lmtool.model.heads import HeadOutput
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.runs.load import build_model
 from lmtool.tasks.cells import AnswerSpan
 from lmtool.tasks.questions import ContextWindow, ExtractedAnswer, SpanTask
 from lmtool.tasks.reading import LabelledRow, read_labelled_table

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import CheckpointError, DataError
-from lmtool.run.files import TableSplit
+from lmtool.runs.files import TableSplit
 from lmtool.tasks.reading import make_shared_rows_notice
 from lmtool.tasks.split import apply_split, draw_stratified_folds, hold_out_stratified
 from tests.tasks.labelled import labelled, read

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from lmtool.compute.device import configure_compute
-from lmtool.inference.load import build_model
 from lmtool.model.heads import Tagger, TokenHeadModel
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.runs.load import build_model
 from lmtool.tasks.build import build_task
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns

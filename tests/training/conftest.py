@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lmtool.inference.evaluation import ValidationResult
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.training.data import TextData
 
 Script = Callable[..., None]

@@ -11,7 +11,8 @@ from typing import Any
 from lmtool.compute.fsdp import ShardedModel
 from lmtool.compute.processes import is_main_process
 from lmtool.compute.shards import is_sharded
-from lmtool.inference import load, perplexity
+from lmtool.evaluation import perplexity
+from lmtool.runs import load
 from tests.compute.forked import forked
 from tests.support.training import Work
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from lmtool.checks.runs import find_damaged_run_files
 from lmtool.cli import app
 from lmtool.errors import CheckpointError, RecipeError
-from lmtool.inference.load import load_for_inference, load_run
-from lmtool.inference.scoring import score_texts
+from lmtool.evaluation.scoring import score_texts
 from lmtool.recipe.load import load, parse_settings
-from lmtool.run.checkpoint import list_checkpoints
-from lmtool.run.directory import BASELINE as BASELINE_FILE
+from lmtool.runs.checkpoint import list_checkpoints
+from lmtool.runs.damage import find_damaged_run_files
+from lmtool.runs.directory import BASELINE as BASELINE_FILE
+from lmtool.runs.load import load_for_inference, load_run
 from lmtool.tasks.results import Results
 from lmtool.training import comparison, plan, train
 from lmtool.training.comparison import BitsPerByteResults, cross_fit_ngram_weight

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from lmtool.errors import LmtoolError
-from lmtool.inference.load import load_run
 from lmtool.model.heads import Classifier
 from lmtool.objective import build_objective
 from lmtool.objective.heads import ContrastiveObjective
-from lmtool.run.directory import Run
+from lmtool.runs.directory import Run
+from lmtool.runs.load import load_run
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
 from lmtool.training.convex import CONTRASTIVE_PENALTY, fit_head_
 from tests.support.cases import nightly_but

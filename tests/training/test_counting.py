@@ -8,10 +8,10 @@ import pytest
 
 from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.inference.load import build_model, load_run
 from lmtool.model import NGramModel
 from lmtool.objective import TextCutSettings
 from lmtool.recipe.load import load
+from lmtool.runs.load import build_model, load_run
 from lmtool.training.events import RunAlreadyFinished
 from lmtool.training.windows import Windows
 from tests.reference.ngram import KneserNey

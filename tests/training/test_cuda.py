@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lmtool.compute.device import CPU
-from lmtool.inference.load import load_run
+from lmtool.runs.load import load_run
 from lmtool.training.events import StepCompleted, TrainingStarted
 from tests.support.training import Work, after, documents, ended, metrics, of_kind, warnings_in
 

@@ -14,13 +14,13 @@ import safetensors.torch
 import torch
 from typer.testing import CliRunner
 
-from lmtool import durable
-from lmtool.checks.runs import find_damaged_run_files
 from lmtool.cli import app
 from lmtool.data import store as store_module
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError
-from lmtool.inference.evaluation import ValidationResult
-from lmtool.run.directory import Run
+from lmtool.evaluation.loop import ValidationResult
+from lmtool.runs.damage import find_damaged_run_files
+from lmtool.runs.directory import Run
+from lmtool.storage import durable
 from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData
 from lmtool.training.events import RunAlreadyFinished, TrainingEnded

@@ -9,10 +9,10 @@ import pytest
 from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.errors import DataError
-from lmtool.inference.load import build_model
 from lmtool.model import SkipGramModel
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.runs.load import build_model
 from lmtool.training.data import MAX_PROMPT_CHARACTERS, TextData, make_prompt_from_beginning, tokenize_training_text
 from tests.support.training import MemoryStore, Work, after, no_report, words
 

@@ -8,12 +8,12 @@ import pytest
 
 from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.inference.load import load_run
-from lmtool.inference.reference import resolve_reference
+from lmtool.interop.resolve import resolve_reference
 from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.training import Distillation
-from lmtool.run.directory import Run
+from lmtool.runs.directory import Run
+from lmtool.runs.load import load_run
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.train import train
 from tests.support.training import (

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from lmtool.compute.device import CPU
-from lmtool.inference.load import load_run
 from lmtool.interop.importing import import_to_cache
 from lmtool.objective import Example, build_objective
+from lmtool.runs.load import load_run
 from tests.support import peers
 from tests.support.peers import BODIES
 from tests.support.published import sentence_transformers

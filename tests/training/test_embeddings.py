@@ -13,10 +13,10 @@ import pytest
 
 from lmtool.data.table import open_table
 from lmtool.errors import DataError, RecipeError, UsageError
-from lmtool.inference.load import load_run
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.text import Data
+from lmtool.runs.load import load_run
 from lmtool.tasks.predict import evaluate_tables, predict_table_lazily
 from lmtool.tasks.results import Results
 from lmtool.training.finetuning import plan_finetuning

@@ -13,11 +13,11 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.errors import DataError, UsageError
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.generation.generate import TextGenerator
-from lmtool.inference.evaluation import ValidationResult
-from lmtool.inference.load import load_run
 from lmtool.model import LanguageModel, SkipGramModel
 from lmtool.objective import scheduled
+from lmtool.runs.load import load_run
 from lmtool.training import fit as fitting
 from lmtool.training.data import tokenize_training_text
 from lmtool.training.events import StepCompleted

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lmtool.apps.sweeping.sweep import SweepArguments
 from lmtool.data.survey import no_progress
 from lmtool.recipe.load import parse_settings
-from lmtool.sweeping.sweep import SweepArguments
 from lmtool.training import finetuning, folds
 from lmtool.training.convex import ChosenPenalty
 from lmtool.training.finetuning import FEATURE_NAMES, plan_finetuning

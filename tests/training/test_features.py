@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lmtool.inference.load import load_run
 from lmtool.recipe.finetuning import ParentRun, TableProperties, make_table_recipe
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Classification
+from lmtool.runs.load import load_run
 from tests.support.training import Work
 
 LSTM = "model={kind: recurrent, shape: SHAPE, cell: lstm, n_layers: 2, d_model: 16, context: 16}"

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtool.export.card import iterate_formatted_metrics
-from lmtool.inference.load import load_run
-from lmtool.inference.reference import resolve_reference
+from lmtool.interop.export.card import iterate_formatted_metrics
+from lmtool.interop.resolve import resolve_reference
 from lmtool.recipe.load import parse_settings
 from lmtool.report.training import write_run_page
-from lmtool.run.directory import Run
-from lmtool.run.listing import summarize_run
+from lmtool.runs.directory import Run
+from lmtool.runs.listing import summarize_run
+from lmtool.runs.load import load_run
 from lmtool.tasks.predict import LabelPredictor
 from lmtool.tasks.results import Results, summarize_runs
 from lmtool.training.events import Info, TrainingEnded, TrainingStarted

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from lmtool.inference.evaluation import ValidationResult
-from lmtool.inference.load import load_run
-from lmtool.run import saving
-from lmtool.run.checkpoint import list_checkpoints
-from lmtool.run.directory import Run
-from lmtool.run.history import RunHistory
-from lmtool.run.listing import summarize_run
+from lmtool.evaluation.loop import ValidationResult
+from lmtool.runs import saving
+from lmtool.runs.checkpoint import list_checkpoints
+from lmtool.runs.directory import Run
+from lmtool.runs.history import RunHistory
+from lmtool.runs.listing import summarize_run
+from lmtool.runs.load import load_run
 from lmtool.training.data import TextData
 from lmtool.training.events import RunAlreadyFinished, SamplesGenerated, StepCompleted
 from tests.support.cases import nightly_but

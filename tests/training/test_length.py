@@ -11,11 +11,11 @@ import pytest
 
 from lmtool.compute.processes import World
 from lmtool.errors import DataError
-from lmtool.inference.reference import read_verified_tokenizer
 from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.run.directory import Run
-from lmtool.run.uncertainty import N_FOLDS
+from lmtool.runs.directory import Run
+from lmtool.runs.reference import read_verified_tokenizer
+from lmtool.runs.uncertainty import N_FOLDS
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
 from lmtool.training import finetuning, folds, length, session
 from lmtool.training.data import tokenize_training_text

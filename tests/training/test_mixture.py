@@ -14,10 +14,10 @@ from lmtool.compute.processes import World
 from lmtool.data import streaming
 from lmtool.data.blocks import PREFETCHED_BLOCKS, BackgroundBlockTokenizer
 from lmtool.errors import CheckpointError, DataError, UsageError
-from lmtool.inference.reference import resolve_reference
+from lmtool.interop.resolve import resolve_reference
 from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
-from lmtool.run.files import StreamPosition
+from lmtool.runs.files import StreamPosition
 from lmtool.training.data import TextData, tokenize_training_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedMixture, StreamedWindows

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from lmtool.data import survey
-from lmtool.inference import load as loading
 from lmtool.recipe import load as recipes
 from lmtool.recipe.load import Setting, parse_settings
+from lmtool.runs import load as loading
 from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData
 from lmtool.training.events import StepCompleted

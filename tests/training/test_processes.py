@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.inference.load import load_run
-from lmtool.run.checkpoint import list_checkpoints, open_and_verify_checkpoint
-from lmtool.run.directory import Run
+from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
+from lmtool.runs.directory import Run
+from lmtool.runs.load import load_run
 from lmtool.tasks.predict import predict_table_lazily
 from tests.support.processes import TOGETHER, rank
 from tests.support.training import Work, after, ended, metrics, read_metrics_json, warnings_in, words, write_table

@@ -11,8 +11,8 @@ import torch
 from lmtool.compute.device import ExecutionContext
 from lmtool.compute.processes import World
 from lmtool.report.training import render_runs_page
-from lmtool.run.directory import PROFILE, Run
-from lmtool.run.history import RunHistory
+from lmtool.runs.directory import PROFILE, Run
+from lmtool.runs.history import RunHistory
 from lmtool.training.events import Info, TrainingStarted
 from tests.support.cli import CommandLine
 from tests.support.processes import TOGETHER

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from lmtool.cli import app
 from lmtool.errors import UsageError
-from lmtool.inference import load as loading
-from lmtool.inference.load import build_model, load_run
 from lmtool.model import LanguageModel
 from lmtool.recipe.load import Setting, load, parse_settings, shipped_recipes
+from lmtool.runs import load as loading
+from lmtool.runs.load import build_model, load_run
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.train import train

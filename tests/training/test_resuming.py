@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from lmtool.errors import LmtoolError, UsageError
-from lmtool.inference.evaluation import ValidationResult
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.recipe.changes import CHANGE_RULES, diff_recipes
 from lmtool.recipe.load import load, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.run import checkpoint as checkpoints
-from lmtool.run.checkpoint import list_checkpoints
-from lmtool.run.directory import Run
-from lmtool.run.files import ValidationState
+from lmtool.runs import checkpoint as checkpoints
+from lmtool.runs.checkpoint import list_checkpoints
+from lmtool.runs.directory import Run
+from lmtool.runs.files import ValidationState
 from lmtool.tasks.data import TableData
 from lmtool.training import finetuning, train
 from lmtool.training.events import Info, RunAlreadyFinished

@@ -18,14 +18,14 @@ from lmtool.compute.device import CPU, ExecutionContext
 from lmtool.compute.processes import World
 from lmtool.compute.shards import ShardNewParameters, get_local_row_range, get_local_rows, is_sharded
 from lmtool.errors import UsageError
-from lmtool.inference import load as loading
-from lmtool.inference.load import build_for_training, load_run, load_weights
-from lmtool.inference.perplexity import measure_perplexity
-from lmtool.inference.reference import resolve_reference
+from lmtool.evaluation.perplexity import measure_perplexity
+from lmtool.interop.resolve import resolve_reference
 from lmtool.model.size import estimate_min_training_bytes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Tuning
-from lmtool.run.checkpoint import list_checkpoints, open_and_verify_checkpoint
+from lmtool.runs import load as loading
+from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
+from lmtool.runs.load import build_for_training, load_run, load_weights
 from lmtool.training.plan import _must_shard, check_same_inputs_in_all_processes
 from tests.compute.together import together
 from tests.support import forks

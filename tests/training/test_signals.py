@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from lmtool.run.checkpoint import list_checkpoints, open_and_verify_checkpoint
-from lmtool.run.directory import Run
+from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
+from lmtool.runs.directory import Run
 from tests.support.training import Work, after, ended, lasting, metrics, write_table
 from tests.training.programs import LMTOOL, output, pretraining, saved, start, wait_until
 

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from lmtool import durable
 from lmtool.batch import Batch
 from lmtool.cli import app
 from lmtool.compute.device import CPU
 from lmtool.compute.processes import PeerEnded, World
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
-from lmtool.inference import load
-from lmtool.inference.load import build_model, load_run
 from lmtool.recipe.spec.training import Checkpointing
-from lmtool.run.checkpoint import list_checkpoints, open_and_verify_checkpoint
-from lmtool.run.directory import Run
+from lmtool.runs import load
+from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
+from lmtool.runs.directory import Run
+from lmtool.runs.load import build_model, load_run
+from lmtool.storage import durable
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import plan
 from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
@@ -377,7 +377,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch:
 
 
 def test_a_log_that_cannot_be_written_is_survived(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmtool.run.log import RunLog
+    from lmtool.runs.log import RunLog
 
     genuine = RunLog.append
 

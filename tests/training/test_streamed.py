@@ -23,13 +23,13 @@ from lmtool.data import blocks, streaming
 from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BackgroundBlockTokenizer
 from lmtool.data.corpus import DocumentChunk
 from lmtool.data.streaming import BlockPosition
-from lmtool.durable import cache_folder, make_parent_and_scratch_folder
 from lmtool.errors import CheckpointError, DataError, ResourceError
-from lmtool.inference.reference import resolve_reference
+from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.recipe.finetuning import resolve_continued_training
 from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
+from lmtool.storage.durable import cache_folder, make_parent_and_scratch_folder
 from lmtool.training import train
 from lmtool.training.data import TextData, tokenize_training_text
 from lmtool.training.plan import plan_pretraining
@@ -294,7 +294,7 @@ def test_a_full_disk_ends_the_run(data: TextData, monkeypatch: pytest.MonkeyPatc
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("lmtool.durable.write_new_file", full)
+    monkeypatch.setattr("lmtool.storage.durable.write_new_file", full)
     with data.open_streams_for_training(CPU), refuses("no_space"):
         examples_of(data).read(np.arange(3000))
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lmtool.inference.evaluation import ValidationResult
-from lmtool.inference.load import load_run
+from lmtool.evaluation.loop import ValidationResult
 from lmtool.recipe.load import load
-from lmtool.run.checkpoint import list_checkpoints
-from lmtool.run.directory import Run
+from lmtool.runs.checkpoint import list_checkpoints
+from lmtool.runs.directory import Run
+from lmtool.runs.load import load_run
 from lmtool.tasks.data import TableData
 from lmtool.training import samples
 from lmtool.training.checkpoint_manager import TrainingState

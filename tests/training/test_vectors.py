@@ -10,8 +10,8 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError, DataError, LmtoolError, RecipeError, UsageError
-from lmtool.inference.load import load_run
 from lmtool.model.features import find_frozen_features
+from lmtool.runs.load import load_run
 from lmtool.training.events import RunStarted
 from tests.reference import vectors as reference
 from tests.support.cases import nightly_but

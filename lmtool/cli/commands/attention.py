@@ -44,11 +44,11 @@ def attention(
 
     from rich.console import Console
 
-    from lmtool.analysis.attention import compute_attention
-    from lmtool.analysis.attribution import attribute_words
     from lmtool.compute.device import configure_compute
+    from lmtool.evaluation.attention import compute_attention
+    from lmtool.evaluation.attribution import attribute_words
     from lmtool.generation.prompts import resolve_stdin_text
-    from lmtool.inference.load import load_run
+    from lmtool.interop.resolve import resolve_reference
     from lmtool.model.heads import Classifier
     from lmtool.report.attention import (
         format_attention_head,
@@ -57,13 +57,14 @@ def attention(
         render_attention_page,
     )
     from lmtool.report.page import write_page
+    from lmtool.runs.load import load_run
 
     if compare_heads and (output is not None or npz is not None):
         raise UsageError("--compare-heads prints a table, and writes no file", fix="leave it out, or -o and --npz")
     check_new(output, ".html")
     check_new(npz, ".npz")
     warn_of_files(filter(None, [*(text or ()), source, target]))
-    loaded = load_run(run, configure_compute(device, "float32"))
+    loaded = load_run(resolve_reference(run), configure_compute(device, "float32"))
     describe(loaded, quiet)
     texts = [resolve_stdin_text(one) for one in text or ()]
     attended = compute_attention(loaded, texts, source=source, target=target)

@@ -12,7 +12,7 @@ from lmtool.errors import ResourceError, UsageError
 from lmtool.printable import align_columns, format_count
 
 if TYPE_CHECKING:
-    from lmtool.checks.check import CheckResult
+    from lmtool.apps.checking.check import CheckResult
     from lmtool.recipe.load import Setting
     from lmtool.recipe.spec.recipe import Recipe
     from lmtool.tokenization.tokenizer import Tokenizer
@@ -59,8 +59,8 @@ def check(
     lmtool check --device
     """
     from lmtool.data.files import name_without_compression
-    from lmtool.inference.reference import import_if_published
     from lmtool.interop.references import HUB_PREFIX
+    from lmtool.interop.resolve import import_if_published
 
     if run is not None and fix is None and not names:
         names, run = [run], None
@@ -86,7 +86,7 @@ def check(
     settings = to_settings(options, READ_OPTIONS, *others, overrides=overrides)
     recipe = None
     if fix is not None:
-        from lmtool.checks.fixing import open_fixable_table, write_cleaned_table
+        from lmtool.apps.checking.fixing import open_fixable_table, write_cleaned_table
         from lmtool.recipe.load import parse_settings
 
         # no rows are held out of the table that is fixed
@@ -94,7 +94,7 @@ def check(
         open_fixable_table(recipe)  # raises before anything is printed
     reports = [_check_subject(names, settings, tokenizer, quiet)] if names else []
     if with_cache:
-        from lmtool.checks.check import check_cache
+        from lmtool.apps.checking.check import check_cache
 
         reports.append(check_cache())
     for checked in reports:
@@ -112,7 +112,7 @@ def check(
 
 
 def _check_device(as_json: bool) -> None:
-    from lmtool.checks.device import check_fast_paths
+    from lmtool.apps.checking.device import check_fast_paths
     from lmtool.compute.device import configure_compute
 
     compute = configure_compute("auto", "auto")
@@ -131,14 +131,15 @@ def _check_device(as_json: bool) -> None:
 
 
 def _check_subject(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "CheckResult":
-    from lmtool.checks import check as checking
+    from lmtool.apps.checking import check as checking
+    from lmtool.tasks.subject import infer_subject
     from lmtool.training.finetuning import open_finetuning_tables
 
     recipe = _load_recipe(settings)
     data = recipe.data
     is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
-        match checking.infer_check_subject(names, data, is_text=is_text, infer_labels_from_cells=True):
+        match infer_subject(names, data, is_text=is_text, infer_labels_from_cells=True):
             case "run":
                 return checking.check_run(names[0], display.report)
             case "tokens":
@@ -156,9 +157,9 @@ def _load_recipe(settings: "list[Setting]") -> "Recipe":
 
 def _load_tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
     """A tokenizer, and the bytes that its tokens had in the text of its run, where these are known."""
-    from lmtool.inference.reference import find_tokenizer_path
-    from lmtool.run.directory import Run
-    from lmtool.run.paths import RUN_INFO_FILE
+    from lmtool.interop.resolve import find_tokenizer_path
+    from lmtool.runs.directory import Run
+    from lmtool.runs.paths import RUN_INFO_FILE
     from lmtool.tokenization.tokenizer import Tokenizer
 
     if name is None:

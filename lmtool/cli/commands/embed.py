@@ -13,8 +13,8 @@ from lmtool.errors import UsageError
 from lmtool.printable import format_count
 
 if TYPE_CHECKING:
+    from lmtool.apps.search.entries import Entry
     from lmtool.recipe.spec.recipe import Recipe
-    from lmtool.search.entries import Entry
 
 
 @key_options(TEXTS_OPTIONS)
@@ -47,7 +47,7 @@ def embed(
     lmtool embed last - --layer 0 < lines.txt
     """
     from lmtool.compute.processes import is_main_process
-    from lmtool.inference import embedding
+    from lmtool.evaluation import embedding
 
     if whole and pool != "none":
         raise UsageError(f"--whole pools as the model does, not by --pool {pool}", fix="give only one of them")
@@ -72,8 +72,8 @@ def _read_texts(
 
     recipe: recipe of the run, whose columns are read from tables unless the options name others.
     """
+    from lmtool.apps.search.entries import Entry, get_text_columns_to_index, read_entries
     from lmtool.recipe.load import Setting
-    from lmtool.search.entries import Entry, get_text_columns_to_index, read_entries
 
     sources = files or ([] if typed else ["-"])
     stated = to_settings(reading, TEXTS_OPTIONS)
@@ -113,7 +113,7 @@ def index(
     lmtool search index news.csv --text-column headline --text-column body --id-column url -o notes.index
     lmtool search index -o notes.index --remove notes/old.txt
     """
-    from lmtool.search import index as indexing
+    from lmtool.apps.search import index as indexing
 
     if bool(texts) is bool(remove):
         raise UsageError("give either texts to index, or --remove", fix="name files or a table; or use --remove alone")
@@ -161,10 +161,10 @@ def query(
     lmtool search query notes.index --query-file questions.csv --text-column question -o answers.csv
     lmtool search query notes.index --json < questions.txt
     """
-    from lmtool import durable
+    from lmtool.apps.search.entries import hits_to_csv, hits_to_json_lines
+    from lmtool.apps.search.index import open_index
     from lmtool.data.stdin import STDIN
-    from lmtool.search.entries import hits_to_csv, hits_to_json_lines
-    from lmtool.search.index import open_index
+    from lmtool.storage import durable
 
     check_new(output, ".jsonl", ".csv")
     opened = open_index(index, run, rerank=rerank, device=device)

@@ -25,7 +25,7 @@ from lmtool.cli.settings import READ_OPTIONS, Column, key_options, to_data, to_s
 from lmtool.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
-    from lmtool.inference.load import LoadedModel
+    from lmtool.runs.load import LoadedModel
 
 
 @key_options(READ_OPTIONS)
@@ -82,7 +82,7 @@ def evaluate(
     from lmtool.compute.processes import is_main_process
     from lmtool.data.stdin import temporary_table_files, temporary_text_files
     from lmtool.data.table import SkippedRowCounts
-    from lmtool.inference.perplexity import measure_perplexity
+    from lmtool.evaluation.perplexity import measure_perplexity
     from lmtool.interop.references import is_published
     from lmtool.tasks.benchmarks import (
         evaluate_lm_eval_tasks,
@@ -203,7 +203,7 @@ def evaluate(
 def _save_evaluation(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, object]) -> None:
     """Saves figures in the run, for `lmtool runs`, unless they are of standard input."""
     from lmtool.data.stdin import STDIN
-    from lmtool.run.listing import save_evaluation_unless_training_data
+    from lmtool.runs.listing import save_evaluation_unless_training_data
 
     data = loaded.recipe.data
     named = [text.partition(":")[2] for text in data.tasks]

@@ -9,7 +9,7 @@ from lmtool.cli.output import put, put_data, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.errors import UsageError
 from lmtool.printable import align_columns
-from lmtool.run.directory import NGRAMS
+from lmtool.runs.directory import NGRAMS
 
 GGUF = ".gguf"
 
@@ -55,9 +55,9 @@ def export_run(
     lmtool export last exported
     lmtool export last model.gguf --gguf q8_0
     """
-    from lmtool.export.adapters import export_peft_adapters
-    from lmtool.export.exporting import MAX_SHARD_BYTES, export, export_gguf_and_modelfile
-    from lmtool.export.ollama import modelfile_path
+    from lmtool.interop.export.adapters import export_peft_adapters
+    from lmtool.interop.export.exporting import MAX_SHARD_BYTES, export, export_gguf_and_modelfile
+    from lmtool.interop.export.ollama import modelfile_path
 
     beside = ""
     if output.suffix.lower() == GGUF:
@@ -103,7 +103,7 @@ def push_run(
     Examples:
     lmtool push last ada/stories
     """
-    from lmtool.export.pushing import push_to_hub
+    from lmtool.interop.export.pushing import push_to_hub
 
     def tell_of_upload() -> None:
         if not quiet:

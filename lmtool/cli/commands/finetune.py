@@ -21,7 +21,7 @@ from lmtool.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from lmtool.run.directory import Run
+    from lmtool.runs.directory import Run
     from lmtool.training.events import Event
     from lmtool.training.job import SessionOptions
     from lmtool.training.plan import TrainingPlan
@@ -100,9 +100,10 @@ def finetune(
     check_settings(settings) if recipe is None else resolve(recipe, settings)
 
     from lmtool.compute.processes import is_main_process
-    from lmtool.inference.merging import merge_adapters_into_new_run as make_merged
-    from lmtool.run.creation import has_checkpoint
-    from lmtool.run.directory import Run
+    from lmtool.runs.creation import has_checkpoint
+    from lmtool.runs.directory import Run
+    from lmtool.runs.merging import merge_adapters_into_new_run as make_merged
+    from lmtool.runs.reference import Reference
     from lmtool.tasks.results import summarize_runs
     from lmtool.training.finetuning import plan_finetuning
     from lmtool.training.resuming import resume
@@ -145,7 +146,7 @@ def finetune(
             if merge:
                 merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
                 if merged is None or not (seeds > 1 and has_checkpoint(merged)):
-                    merged, _ = make_merged(str(run), merged, ["lmtool", *sys.argv[1:]])
+                    merged, _ = make_merged(Reference.from_name(str(run)), merged, ["lmtool", *sys.argv[1:]])
                 put_data(merged)
     put(*(summarize_runs([run.results_by_task for run in runs]) if seeds > 1 else ()))
 
@@ -155,8 +156,8 @@ def _find_begun_seeds(folder: Path) -> "list[Run]":
 
     Raises UsageError for runs of another command.
     """
-    from lmtool.run.creation import has_checkpoint
-    from lmtool.run.directory import Run
+    from lmtool.runs.creation import has_checkpoint
+    from lmtool.runs.directory import Run
 
     paths = [
         path for path in sorted(folder.glob("seed-*")) if re.fullmatch(r"seed-\d+", path.name) and has_checkpoint(path)
@@ -196,7 +197,7 @@ def _check_same_base(begun: "Sequence[Run]", digest: str | None) -> None:
 
 def _start_with_export_note(plan: "TrainingPlan", options: "SessionOptions") -> "Iterator[Event]":
     """Yields the events of training, and before its first step a note on how the run can be exported."""
-    from lmtool.export.forms import describe_export
+    from lmtool.interop.export.forms import describe_export
     from lmtool.training.events import Info, RunStarted
     from lmtool.training.train import train
 

@@ -33,11 +33,12 @@ def gradients(
     lmtool gradients elman "One day it rained, so the cat stayed in." --beside lstm
     lmtool gradients elman "One day it rained, so the cat stayed in." --starts
     """
-    from lmtool.analysis.gradients import compute_gradient_flow_of_text, measure_state_contraction_on_text
     from lmtool.compute.device import configure_compute
+    from lmtool.evaluation.gradients import compute_gradient_flow_of_text, measure_state_contraction_on_text
     from lmtool.generation.prompts import resolve_stdin_text
-    from lmtool.inference.load import load_run
+    from lmtool.interop.resolve import resolve_reference
     from lmtool.report import gradients as report
+    from lmtool.runs.load import load_run
 
     check_new(output)
     of_gradients = {"--token": token, "--source": source, "--beside": beside}
@@ -45,7 +46,7 @@ def gradients(
         raise UsageError(f"{named} cannot be combined with --starts", fix=f"omit {named}, or --starts")
     warn_of_files([text] if source is None else [text, source])
     text = resolve_stdin_text(text)
-    loaded = load_run(run, configure_compute(device, "float32"))
+    loaded = load_run(resolve_reference(run), configure_compute(device, "float32"))
     describe(loaded, quiet)
     value: dict[str, object]
     if starts:
@@ -56,7 +57,7 @@ def gradients(
         value = {"tokens": flow.pieces, "target": flow.target, **flow.gradient._asdict()}
         flows = {loaded.run_path.name: flow}
         for name in beside or ():
-            other = load_run(name, configure_compute(device, "float32"))
+            other = load_run(resolve_reference(name), configure_compute(device, "float32"))
             describe(other, quiet)
             name = other.run_path.name if other.run_path.name not in flows else name
             flows[name] = compute_gradient_flow_of_text(other, text, token, source)

@@ -46,12 +46,13 @@ def neighbors(
     lmtool neighbors last moon --only sun,star,cheese --map pca
     lmtool neighbors last bank --in "the bank of the river" --among texts.txt --map pca
     """
-    from lmtool.analysis import neighbors as analysis
+    from lmtool.apps.search.entries import read_entries
     from lmtool.compute.device import configure_compute
-    from lmtool.inference.load import load_run
+    from lmtool.evaluation import neighbors as analysis
+    from lmtool.interop.resolve import resolve_reference
     from lmtool.recipe.spec.text import Data
     from lmtool.report import neighbors as report
-    from lmtool.search.entries import read_entries
+    from lmtool.runs.load import load_run
 
     if [word, analogy, similarity].count(None) != 2:
         raise UsageError("give a WORD, --analogy or --similarity", fix="one of them: lmtool neighbors RUN WORD")
@@ -78,7 +79,7 @@ def neighbors(
         put_result(measured, as_json)
         warn_of_skipped(measured.skipped)
         return
-    loaded = load_run(run, configure_compute(device, "float32"))
+    loaded = load_run(resolve_reference(run), configure_compute(device, "float32"))
     if analogy is not None:
         result = analysis.solve_analogy(loaded, analogy, k)
     elif text is None:

@@ -20,7 +20,7 @@ from lmtool.errors import UsageError
 from lmtool.printable import format_count
 
 if TYPE_CHECKING:
-    from lmtool.cost.planning import TrainingForecast
+    from lmtool.training.cost.planning import TrainingForecast
 
 
 @key_options(TEXT_OPTIONS | READ_OPTIONS | LABEL_OPTIONS)
@@ -65,7 +65,7 @@ def plan(
     if recipes:
         resolve(recipes[0], settings)
 
-    from lmtool.cost.planning import forecast_training
+    from lmtool.training.cost.planning import forecast_training
     from lmtool.training.finetuning import plan_finetuning_or_pretraining
 
     with Display(shown=True, quiet=quiet) as display:

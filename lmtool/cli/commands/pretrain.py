@@ -46,7 +46,7 @@ def pretrain(
     # mistakes are reported before anything heavy is imported
     check_settings(chosen) if source else resolve(recipe, chosen)
 
-    from lmtool.run.creation import check_output_folder
+    from lmtool.runs.creation import check_output_folder
     from lmtool.training.plan import plan_pretraining
     from lmtool.training.train import train
 

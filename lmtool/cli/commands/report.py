@@ -26,11 +26,11 @@ def report(
     """
     import time
 
-    from lmtool.inference.reference import resolve_reference
+    from lmtool.interop.resolve import resolve_reference
     from lmtool.report.page import check_page_is_replaceable, write_page
     from lmtool.report.training import RUN_PAGE_HEADING, render_runs_page
-    from lmtool.run.directory import Run
-    from lmtool.run.history import RunHistory
+    from lmtool.runs.directory import Run
+    from lmtool.runs.history import RunHistory
 
     paths = list(dict.fromkeys(resolve_reference(run).run.path for run in runs or ["last"]))
 

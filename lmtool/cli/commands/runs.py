@@ -21,11 +21,11 @@ from lmtool.errors import UsageError
 from lmtool.printable import format_count, printable
 
 if TYPE_CHECKING:
-    from lmtool.checks.cache import CacheEntry
+    from lmtool.apps.checking.cache import CacheEntry
     from lmtool.recipe.spec.text import Data
-    from lmtool.run.directory import Run
-    from lmtool.run.listing import RunSummary
-    from lmtool.run.paired import PairedComparison
+    from lmtool.runs.directory import Run
+    from lmtool.runs.listing import RunSummary
+    from lmtool.runs.paired import PairedComparison
 
 DROPPED = ("model", "recipe", "size", "started", "step")
 """Columns that are dropped on a narrow terminal, in this order. `lmtool runs show` has them all."""
@@ -38,8 +38,8 @@ def ls(json: Json = False) -> None:
     lmtool runs ls
     lmtool runs ls --json
     """
-    from lmtool.run.listing import summarize_runs
-    from lmtool.run.paths import runs_root
+    from lmtool.runs.listing import summarize_runs
+    from lmtool.runs.paths import runs_root
 
     runs = summarize_runs()
     if json:
@@ -57,9 +57,14 @@ def show(run: RunName = "last", json: Json = False) -> None:
     lmtool runs show last
     lmtool runs show last --json
     """
-    from lmtool.inference.reference import resolve_reference
-    from lmtool.run.history import describe_training_data_of_lineage
-    from lmtool.run.listing import describe_fingerprints_and_lineage, read_recipe_values, summarize_run, validation_part
+    from lmtool.interop.resolve import resolve_reference
+    from lmtool.runs.history import describe_training_data_of_lineage
+    from lmtool.runs.listing import (
+        describe_fingerprints_and_lineage,
+        read_recipe_values,
+        summarize_run,
+        validation_part,
+    )
 
     shown = resolve_reference(run).run
     summary = summarize_run(shown.path)
@@ -101,7 +106,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
 def _draw_losses(run: "Run", *, held_out: bool) -> None:
     """Draws the losses over the steps, as wide as the terminal, in ASCII without colours."""
     from lmtool.report.terminal import plot_lines
-    from lmtool.run.history import finite_number
+    from lmtool.runs.history import finite_number
 
     drawn: dict[str, list[tuple[float, float]]] = {"loss": [], "valid_loss": []}
     for record in run.metrics.read_records():
@@ -138,14 +143,14 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
-    from lmtool.inference.reference import resolve_reference
-    from lmtool.records import replace_nonfinite
-    from lmtool.run.history import (
+    from lmtool.interop.resolve import resolve_reference
+    from lmtool.runs.history import (
         RunHistory,
         compare_summaries,
         explain_indistinguishable_scores,
         find_differing_recipe_values,
     )
+    from lmtool.storage.records import replace_nonfinite
     from lmtool.tasks.benchmarks import import_and_silence_lm_eval
 
     if len(runs) < 2:
@@ -243,9 +248,10 @@ def merge(
     Examples:
     lmtool runs merge last -o runs/merged
     """
-    from lmtool.inference.merging import merge_adapters_into_new_run as make_merged
+    from lmtool.interop.resolve import resolve_reference
+    from lmtool.runs.merging import merge_adapters_into_new_run as make_merged
 
-    merged, warnings = make_merged(run, output, ["lmtool", *sys.argv[1:]])
+    merged, warnings = make_merged(resolve_reference(run), output, ["lmtool", *sys.argv[1:]])
     warn(warnings)
     put_data(merged)
 
@@ -263,9 +269,9 @@ def rm(
     lmtool runs rm 2026-11-20-tiny-7f3a last
     lmtool runs rm --older-than 30d --yes
     """
-    from lmtool.run import removal
-    from lmtool.run.listing import folder_size_bytes
-    from lmtool.sweeping.folder import find_sweep, list_sweep_runs, remove_sweep_files_and_empty_folder
+    from lmtool.apps.sweeping.folder import find_sweep, list_sweep_runs, remove_sweep_files_and_empty_folder
+    from lmtool.runs import removal
+    from lmtool.runs.listing import folder_size_bytes
 
     if bool(runs) == (older_than is not None):
         raise UsageError("give the runs to remove, or --older-than", fix="see lmtool runs rm --help")
@@ -332,9 +338,9 @@ def cache(
     from rich.console import Console
     from rich.table import Table
 
-    from lmtool.checks.cache import find_cache_entries, remove_cache_entry_or_explain
-    from lmtool.durable import cache_folder
-    from lmtool.run.removal import parse_age
+    from lmtool.apps.checking.cache import find_cache_entries, remove_cache_entry_or_explain
+    from lmtool.runs.removal import parse_age
+    from lmtool.storage.durable import cache_folder
 
     entries = find_cache_entries(kinds or (), None if older_than is None else parse_age(older_than))
     rows = _cache_rows(entries, single=bool(kinds))
@@ -366,7 +372,7 @@ def cache(
 
 def _cache_rows(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[str]]:
     """Returns table rows for the entries of the cache, or for their kinds, the last used first."""
-    from lmtool.checks.cache import CACHE_KINDS, describe_cache_entry
+    from lmtool.apps.checking.cache import CACHE_KINDS, describe_cache_entry
 
     if single:
         return [

@@ -44,8 +44,8 @@ def serve(
     """
     _check_installed("serve")
 
+    from lmtool.apps.search.index import Index
     from lmtool.generation.generate import TextGenerator
-    from lmtool.search.index import Index
     from lmtool.serving.guard import AccessPolicy, is_loopback, read_api_key
     from lmtool.serving.server import ServerConfig
     from lmtool.serving.server import serve_model_until_signal as answer
@@ -95,14 +95,14 @@ def label(
     """
     _check_installed("label")
 
-    from lmtool.checksum import sha256_of_file
+    from lmtool.apps.labelling.journal import LockedAnswerJournal
+    from lmtool.apps.labelling.labelling import ActiveLearningSession
+    from lmtool.apps.labelling.learning import compute_embeddings_or_tfidf
+    from lmtool.apps.labelling.page import serve_labelling_until_signal
+    from lmtool.apps.labelling.table import TableToLabel
     from lmtool.data.files import quote
     from lmtool.data.table import SkippedRowCounts
-    from lmtool.labelling.journal import LockedAnswerJournal
-    from lmtool.labelling.labelling import ActiveLearningSession
-    from lmtool.labelling.learning import compute_embeddings_or_tfidf
-    from lmtool.labelling.page import serve_labelling_until_signal
-    from lmtool.labelling.table import TableToLabel
+    from lmtool.storage.checksum import sha256_of_file
 
     data = to_data(to_settings(reading))
     names = [name for part in labels.split(",") if (name := part.strip())]

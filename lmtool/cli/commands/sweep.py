@@ -49,15 +49,15 @@ def sweep(
     lmtool sweep book.txt -r tiny -s model.residual=true,false -s model.d_ff=null,0 --one-at-a-time
     lmtool sweep reviews.csv --minutes 3
     """
-    from lmtool.recipe.load import check_settings, parse_settings
-    from lmtool.recipe.resolve import resolve
-    from lmtool.sweeping.grid import (
+    from lmtool.apps.sweeping.grid import (
         default_axes,
         list_grid_points,
         list_one_at_a_time_points,
         name_grid_point,
         parse_fixed_and_swept_settings,
     )
+    from lmtool.recipe.load import check_settings, parse_settings
+    from lmtool.recipe.resolve import resolve
 
     began = time.monotonic()
     (data,) = with_stdin("text or table", data)
@@ -71,11 +71,11 @@ def sweep(
     from rich.console import Console
     from rich.table import Table
 
+    from lmtool.apps.sweeping.halving import train_by_halving
+    from lmtool.apps.sweeping.results import get_validation_metric, make_results_table
+    from lmtool.apps.sweeping.sweep import Sweep, SweepArguments, count_parallel_runs
     from lmtool.report.numbers import format_number
-    from lmtool.run.creation import make_run_path
-    from lmtool.sweeping.halving import train_by_halving
-    from lmtool.sweeping.results import get_validation_metric, make_results_table
-    from lmtool.sweeping.sweep import Sweep, SweepArguments, count_parallel_runs
+    from lmtool.runs.creation import make_run_path
 
     if twice := next((one for one in read_by if one.key in axes), None):
         raise UsageError(f"{twice.flag} and -s {twice.key} set the same key", fix="give one of them")

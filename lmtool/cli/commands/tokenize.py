@@ -77,7 +77,7 @@ def tokenize(
     sources = resolve(recipe, settings).recipe.data.sources  # mistakes are told before anything heavy is imported
 
     from lmtool.data.prepare import tokenize_data
-    from lmtool.inference.reference import resolve_recipe_for_text
+    from lmtool.interop.resolve import resolve_recipe_for_text
     from lmtool.recipe.spec.text import TokenizerFile
     from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -119,7 +119,7 @@ def _print_summary(
     prepared: "TokenizedData", requested: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
 ) -> None:
     """Sizes and speed; no speed when everything was cached."""
-    from lmtool.durable import cache_folder, is_cache_temporary
+    from lmtool.storage.durable import cache_folder, is_cache_temporary
 
     stores = {"train": prepared.train, "valid": prepared.valid}
     n_bytes = sum(int(store.n_bytes.sum()) for store in stores.values())

@@ -13,9 +13,10 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lmtool import durable, system
-from lmtool.checksum import xxh3
+from lmtool import system
 from lmtool.errors import LmtoolError
+from lmtool.storage import durable
+from lmtool.storage.checksum import xxh3
 
 SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 CACHE_FOLDER = "kernels"

@@ -14,10 +14,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from lmtool import durable
 from lmtool.compute.agreement import agrees, relative_difference
 from lmtool.compute.kernels.build import kernel_check_results_path, load_kernels
 from lmtool.errors import LmtoolError
+from lmtool.storage import durable
 
 SAME = "same"
 

@@ -19,9 +19,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from lmtool import durable
 from lmtool.errors import CheckpointError
 from lmtool.printable import printable, printable_repr
+from lmtool.storage import durable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

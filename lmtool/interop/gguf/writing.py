@@ -12,10 +12,10 @@ from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType, GGU
 from gguf.quants import quant_shape_to_byte_shape, quantize
 from torch import Tensor
 
-from lmtool import durable
 from lmtool.errors import UsageError
 from lmtool.interop.references import USE_DIRECTORY_FIX
 from lmtool.printable import printable
+from lmtool.storage import durable
 
 ROPE_DIVISORS_TENSOR = "rope_freqs.weight"
 """Divisors of the rotary frequencies, one for each pair of a head: a tensor that counts as a key of the file."""

@@ -146,6 +146,11 @@ class Data(Spec):
         """The training texts."""
         return self.train or tuple(self.mixture)
 
+    @property
+    def task_names(self) -> list[str]:
+        """The names of the tasks that a run was trained on; one empty name for a single table."""
+        return [text.partition(":")[0] for text in self.tasks] or [""]
+
     def mistakes(self) -> Iterator[str]:
         for key in ("train", "valid", "test", "text_columns"):
             if self.tasks and getattr(self, key):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lmtool import system
-from lmtool.checksum import xxh3
 from lmtool.compute.kernels import build
 from lmtool.compute.kernels.matrices import NativeMatrix
+from lmtool.storage.checksum import xxh3
 
 pytestmark = pytest.mark.skipif(build.load_kernels() is None, reason="needs a C compiler")
 

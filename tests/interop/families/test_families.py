@@ -13,12 +13,12 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.export.exporting import export, export_gguf_and_modelfile
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.load import LoadedModel
+from lmtool.interop.export.exporting import export, export_gguf_and_modelfile
 from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
 from lmtool.model.heads import Classifier, SpanReader, Tagger, TokenHeadModel
+from lmtool.runs.load import LoadedModel
 from tests.interop.families.cases import CASES, PLAIN, TOKENIZERS
 from tests.support.cases import nightly_but
 from tests.support.peers import TEXTS, brought, peer_in, rows_of

@@ -1,0 +1,70 @@
+"""Infers what names of files and runs refer to: a run, a labelled table, a text, or token stores."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from lmtool.data.files import TABLE_FORMATS, infer_format_suffix, name_without_compression
+from lmtool.data.hub import HUB_PREFIX
+from lmtool.data.store import STORE_MANIFEST
+from lmtool.data.table import open_table
+from lmtool.errors import CheckpointError
+from lmtool.recipe.spec.text import Data
+from lmtool.runs.directory import CHECKPOINTS
+from lmtool.runs.find import find_run_directory
+from lmtool.tasks.schema import find_label_by_name, has_inferable_label
+
+Subject = Literal["run", "table", "text", "tokens", "cache"]
+
+STORE_FOLDERS = ("", "train", "valid")
+"""Folders of token stores in the output of `lmtool tokenize`."""
+
+
+def infer_subject(names: Sequence[str], data: Data, *, is_text: bool, infer_labels_from_cells: bool = False) -> Subject:
+    """Infers what names refer to. is_text: excludes tables.
+
+    A file that may be a table or a text is a text if it has the text column, no column with a conventional name of a
+    label, and with `infer_labels_from_cells` no column whose cells may be labels. Raises the errors of `open_table`.
+    """
+    if len(names) == 1 and not is_text:
+        name = names[0]
+        folder = Path(name)
+        if any((folder / part / STORE_MANIFEST).exists() for part in STORE_FOLDERS):
+            return "tokens"
+        if name == "last" or find_run_path_even_damaged(name) is not None:
+            return "run"
+        if data.test:
+            return "table"
+        if not folder.is_dir() and (name.startswith(HUB_PREFIX) or infer_format_suffix(folder) != ".txt"):
+            return "table" if _is_labelled_table(name, data, infer_labels_from_cells) else "text"
+        if name_without_compression(folder).endswith(TABLE_FORMATS):
+            return "table"
+    return "text"
+
+
+def find_run_path_even_damaged(name: str) -> Path | None:
+    """Returns the directory of the run that a name or checkpoint refers to, also if run.json is damaged; else None."""
+    folder = Path(name)
+    if (folder / CHECKPOINTS).is_dir():
+        return folder
+    if folder.parent.name == CHECKPOINTS and folder.is_dir():
+        return folder.parent.parent
+    if folder.exists():
+        return None
+    for candidate in (name, name.rpartition("@")[0]):
+        with suppress(CheckpointError):
+            return find_run_directory(candidate)
+    return None
+
+
+def _is_labelled_table(source: str, data: Data, infer_labels_from_cells: bool) -> bool:
+    """Returns whether a file of rows is a table: it has no text column, or also one of labels."""
+    if any((data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)):
+        return True
+    table = open_table(source, data)
+    return (
+        data.column not in table.names
+        or find_label_by_name(table) is not None
+        or (infer_labels_from_cells and has_inferable_label(table))
+    )

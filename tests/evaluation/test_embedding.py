@@ -1,0 +1,97 @@
+"""Embeddings of texts: the states of a model that reads them as in training."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.errors import DataError, UsageError
+from lmtool.evaluation import embedding
+from lmtool.evaluation.embedding import embed
+from lmtool.runs.load import LoadedModel, load_run
+from lmtool.tasks.build import build_task
+from lmtool.tasks.reading import LabelledRow
+from lmtool.tasks.schema import Columns
+from tests.compute.together import together
+from tests.support.cases import nightly_but
+from tests.support.training import Work
+
+TEXTS = ["the cat", "a dog sat", "ran away home", "naïve", "mat, mat"]
+ENCODER = (
+    "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, n_segments: 2}",
+    "objective.kind=masked",
+)
+BASES: dict[str, tuple[str, ...]] = {
+    "encoder": ENCODER,
+    "decoder": (),
+    "decoder of one text": ("data.split=slice",),
+    "lstm": ("model={kind: recurrent, d_model: 12, context: 16}",),
+}
+
+
+def states(loaded: LoadedModel, tokens: list[int], layer: int) -> np.ndarray[Any, Any]:
+    """The states of a row of tokens, read alone."""
+    with torch.inference_mode():
+        return loaded.model.layer_outputs(Batch(torch.tensor([tokens])))[layer][0].numpy()
+
+
+@pytest.mark.parametrize("family", nightly_but(BASES, "encoder", "decoder of one text"))
+def test_a_tuned_model_reads_texts_as_its_rows(work: Work, family: str) -> None:
+    """`first` and `last` are the positions that a head reads."""
+    work.pretrain(*BASES[family], "training.steps=1", name="base")
+    work.finetune("training.steps=1", source=work.run("base"))
+    loaded = load_run(str(work.run("tuned")))
+    rows = [loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text))])[0].tolist() for text in TEXTS]
+    task = build_task(loaded.recipe, loaded.prompt_format, "", Columns(("text",)), ())
+    asked = task.encode([LabelledRow((text,), None, None, i) for i, text in enumerate(TEXTS)])
+    assert [row.tokens.tolist() for row in asked] == rows, "and so are its input rows"
+    for layer in (0, -1):
+        for pool, place in (("first", 0), ("last", -1)):
+            for one, row in zip(embed(loaded, TEXTS, layer, pool), rows, strict=True):  # type: ignore[arg-type]
+                np.testing.assert_allclose(one.vectors[0], states(loaded, row, layer)[place], rtol=1e-4, atol=1e-5)
+        for one, row in zip(embed(loaded, TEXTS, layer, "mean"), rows, strict=True):
+            # special tokens are not part of a text
+            expected = states(loaded, row, layer)[1:-1].mean(0)
+            np.testing.assert_allclose(one.vectors[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def encoder(work: Work) -> LoadedModel:
+    work.pretrain(*ENCODER, "training.steps=1")
+    return load_run(str(work.run()))
+
+
+@pytest.mark.parametrize("size", [2, 7])
+@pytest.mark.parametrize("pool", nightly_but(["none", "mean"], "none"))
+def test_any_number_of_processes_gives_the_same(
+    encoder: LoadedModel, monkeypatch: pytest.MonkeyPatch, pool: Any, size: int
+) -> None:
+    monkeypatch.setattr(embedding, "GROUP_SIZE", 4)  # so that there are two rounds
+    alone = list(embed(encoder, TEXTS, -1, pool))
+    for found in together(monkeypatch, size, lambda _: list(embed(encoder, TEXTS, -1, pool))):
+        assert [(one.text, one.words) for one in found] == [(one.text, one.words) for one in alone]
+        for one, other in zip(found, alone, strict=True):
+            np.testing.assert_allclose(one.vectors, other.vectors, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_text_that_cannot_be_read_is_told(encoder: LoadedModel, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    # 14 tokens fit between the special tokens
+    long = "cat " * 4
+    with pytest.raises(UsageError, match="text 2 has 16 tokens, but the model reads 14"):
+        together(monkeypatch, size, lambda _: list(embed(encoder, ["cat", long], -1, "mean")))
+    (short,) = embed(encoder, [long], -1, "none", truncate=True)
+    assert short.words is not None
+    assert len(short.words) == 4
+    with pytest.raises(DataError, match="there is no text"):
+        list(embed(encoder, [], -1, "mean"))
+
+
+def test_no_path_is_left_behind(encoder: LoadedModel, tmp_path: Path) -> None:
+    """A file that cannot be completed is not created."""
+    with pytest.raises(UsageError, match="text 2"):
+        embedding.save_embeddings(tmp_path / "a.npz", embed(encoder, ["cat", "cat " * 9], -1, "mean"))
+    assert not list(tmp_path.glob("*.npz"))

@@ -1,0 +1,402 @@
+"""Exported runs: Transformers opens them without code of ours, with the same ids and the same logits."""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+
+from lmtool.batch import Batch
+from lmtool.errors import LmtoolError, NumericalError, ResourceError, UsageError
+from lmtool.evaluation.perplexity import measure_perplexity
+from lmtool.interop.export import exporting
+from lmtool.interop.export.exporting import export
+from lmtool.recipe.load import load
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.runs.load import LoadedModel, load_run
+from tests.interop.runs import TEXTS, made, recipe_of, shipped, tokenizer_of
+from tests.support.cases import nightly_but
+from tests.support.exporting import (
+    BERT,
+    CASES,
+    CAUSAL,
+    GPT2,
+    MASKED,
+    MPT,
+    ROBERTA,
+    SEQ2SEQ,
+    T5,
+    auto_of,
+    classes,
+    close,
+    ours,
+    theirs,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """Warnings of Transformers."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+def opened(folder: Path, recipe: Recipe, **more: Any) -> Any:
+    """The model, by the class for its task, of which all tensors must be there."""
+    kind = getattr(transformers, auto_of(recipe))
+    peer, found = kind.from_pretrained(folder, output_loading_info=True, trust_remote_code=False, **more)
+    assert not found["missing_keys"]
+    assert not found["mismatched_keys"]
+    # the next-sentence head, for who only asks for the other one
+    spare = ("bert.pooler.", "cls.seq_relationship.")
+    assert all(name.startswith(spare) for name in found["unexpected_keys"])
+    return peer.eval()
+
+
+def rows_of(loaded: LoadedModel, *texts: list[str]) -> list[tuple[list[int], list[int] | None]]:
+    """Complete rows of one text or of two, as lmtool frames them: ids and segments."""
+    rows = []
+    for parts in zip(*texts, strict=True):
+        ids, segments, _ = loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text)) for text in parts])
+        rows.append((ids.tolist(), None if segments is None else segments.tolist()))
+    return rows
+
+
+@pytest.mark.parametrize("case", nightly_but(CASES, "gpt2", "distilbert"))
+def test_exports(case: str, tmp_path: Path, told: list[str]) -> None:
+    """The same ids, of texts as they are, of framed ones and of pairs; and the same logits of all of them."""
+    architecture, recipe, kind = CASES[case]
+    run = made(tmp_path / "run", recipe, tokenizer_of(kind))
+    exported = export(str(run), tmp_path / "out")
+    assert exported.architecture == architecture
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert f"# {architecture}" in card
+    assert f"from transformers import {auto_of(recipe)}, AutoTokenizer" in card
+    loaded = load_run(str(run))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=False)
+    peer = opened(tmp_path / "out", recipe)
+    # for who only asks for one head, Transformers says so
+    assert not told or case == "bert of pairs"
+    assert [tokenizer.encode(text, add_special_tokens=False) for text in TEXTS] == [
+        loaded.tokenizer.encode(text) for text in TEXTS
+    ]
+    if kind == "bpe":
+        assert [tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) for text in TEXTS] == TEXTS
+    if recipe.objective.kind in ("classification", "masked"):
+        second = TEXTS[1:] + TEXTS[:1]
+        for texts in ((TEXTS,), (TEXTS, second)):
+            framed = tokenizer(*texts)
+            wanted = rows_of(loaded, *texts)
+            assert framed["input_ids"] == [ids for ids, _ in wanted]
+            if loaded.recipe.model.has_segments:
+                assert framed["token_type_ids"] == [segments for _, segments in wanted]
+            inputs = tokenizer(*texts, padding=True, return_tensors="pt")
+            close(theirs(peer, recipe, inputs), ours(loaded, inputs))
+        return
+    inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    for text, ids, keep in zip(TEXTS, inputs["input_ids"], inputs["attention_mask"], strict=True):
+        prompt = loaded.prompt_format.make_prompt(text)
+        wanted_ids = prompt.source if recipe.model.reads == "source" else prompt.tokens
+        if recipe.objective.kind != "embedding":
+            assert tuple(ids[keep.bool()].tolist()) == tuple(wanted_ids)
+    if recipe.model.reads == "source":
+        inputs["decoder_input_ids"] = torch.tensor([[1, 9, 30], [1, 40, 8], [1, 8, 8], [1, 60, 61]])
+    close(theirs(peer, recipe, inputs), ours(loaded, inputs))
+
+
+@pytest.mark.parametrize(
+    "case",
+    nightly_but(["gpt2", "llama", "mpt", "gpt2 of answers", "t5", "marian", "pegasus"], "gpt2", "gpt2 of answers"),
+)
+def test_generation(case: str, tmp_path: Path) -> None:
+    """It begins and ends texts with the same tokens: by greedy search, it writes the same."""
+    _, recipe, kind = CASES[case]
+    run = made(tmp_path / "run", recipe, tokenizer_of(kind))
+    export(str(run), tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    peer = opened(tmp_path / "out", recipe)
+    inputs = tokenizer("They waited", return_tensors="pt")
+    found = peer.generate(**inputs, max_new_tokens=8, do_sample=False)[0]
+    start = 1 if recipe.model.reads == "source" else inputs["input_ids"].shape[1]
+    written = [i for i in found[start:].tolist() if i != tokenizer.eos_token_id]
+    loaded = load_run(str(run))
+    framed = loaded.prompt_format.make_prompt("They waited")
+    batch = Batch(torch.tensor([framed.tokens]), source_BS=torch.tensor([framed.source]) if framed.source else None)
+    wanted: list[int] = []
+    state = loaded.model.initial_state(batch)
+    step = batch.tokens_BT
+    with torch.no_grad():
+        for _ in range(8):
+            hidden, state = loaded.model.forward_incremental(step, state)
+            token = int(loaded.model.logits(hidden)[0, -1].argmax())
+            if token in loaded.prompt_format.end_ids:
+                break
+            wanted.append(token)
+            step = torch.tensor([[token]])
+    assert written == wanted
+
+
+# Files
+
+
+@pytest.mark.parametrize("case", ["gpt2", "gpt2 of one stream", "llama"])
+def test_texts_are_evaluated_like_those_of_the_run(case: str, tmp_path: Path) -> None:
+    """As documents between [BOS] and [EOS], or as one text without them."""
+    _, recipe, kind = CASES[case]
+    if case == "gpt2 of one stream":
+        recipe = recipe.with_unvalidated_values({"data.split": "slice", "data.documents": "whole"})
+    run = made(tmp_path / "run", recipe, tokenizer_of(kind))
+    export(str(run), tmp_path / "out")
+    (tmp_path / "text.txt").write_text("\n\n".join(TEXTS), encoding="utf-8")
+    (mine, theirs) = (
+        measure_perplexity(str(name), [str(tmp_path / "text.txt")]).perplexity for name in (run, tmp_path / "out")
+    )
+    assert (theirs.tokens, theirs.n_bytes) == (mine.tokens, mine.n_bytes)
+    assert theirs.loss == pytest.approx(mine.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", nightly_but(["bfloat16", "float16"], "bfloat16"))
+@pytest.mark.parametrize("case", nightly_but(["gpt2", "bert of numbers", "pegasus"], "gpt2", "bert of numbers"))
+def test_types(case: str, dtype: str, tmp_path: Path) -> None:
+    """The tensors are rounded once, and load as they are."""
+    _, recipe, kind = CASES[case]
+    run = made(tmp_path / "run", recipe, tokenizer_of(kind))
+    export(str(run), tmp_path / "whole")
+    export(str(run), tmp_path / "half", dtype=dtype)  # type: ignore[arg-type]
+    half, whole = (opened(tmp_path / name, recipe, dtype="auto") for name in ("half", "whole"))
+    assert half.dtype == getattr(torch, dtype)
+    assert whole.dtype == torch.float32
+    with safe_open(tmp_path / "half" / "model.safetensors", "pt") as file:
+        for name, tensor in whole.state_dict().items():
+            if name in file.keys():  # noqa: SIM118 - no dictionary
+                assert torch.equal(file.get_tensor(name), tensor.to(half.dtype)), name
+                assert torch.equal(half.state_dict()[name], tensor.to(half.dtype)), name
+
+
+def test_values_that_a_type_cannot_hold(tmp_path: Path) -> None:
+    _, recipe, _ = CASES["gpt2"]
+    run = made(tmp_path / "run", recipe, tokenizer_of(), std=1e5)
+    with pytest.raises(UsageError, match="too large for float16"):
+        export(str(run), tmp_path / "out", dtype="float16")
+    assert os.listdir(tmp_path) == ["run"]
+    export(str(run), tmp_path / "out", dtype="bfloat16")
+
+
+def test_weights_that_are_not_finite(tmp_path: Path) -> None:
+    """They are told for what they are, whatever the type."""
+    _, recipe, _ = CASES["gpt2"]
+    run = made(tmp_path / "run", recipe, tokenizer_of(), std=math.inf)
+    for dtype in ("float32", "bfloat16"):
+        with pytest.raises(NumericalError, match="the weights are not finite"):
+            export(str(run), tmp_path / "out", dtype=dtype)  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_shards(tmp_path: Path) -> None:
+    """Files no larger than asked for, but for single tensors, and an index that Transformers reads."""
+    _, recipe, _ = CASES["gpt2"]
+    run = made(tmp_path / "run", recipe, tokenizer_of())
+    export(str(run), tmp_path / "one")
+    export(str(run), tmp_path / "many", max_shard_bytes=8_000)
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 3
+    assert files == [f"model-{i:05d}-of-{len(files):05d}.safetensors" for i in range(1, len(files) + 1)]
+    total = 0
+    for name in files:
+        with safe_open(tmp_path / "many" / name, "pt") as file:
+            sizes = [file.get_tensor(key).nbytes for key in file.keys()]  # noqa: SIM118 - no dictionary
+            assert {key for key, at in index["weight_map"].items() if at == name} == set(file.keys())
+        assert sum(sizes) <= 8_000 or len(sizes) == 1
+        total += sum(sizes)
+    assert index["metadata"]["total_size"] == total
+    assert not (tmp_path / "many" / "model.safetensors").exists()
+    one, many = (opened(tmp_path / name, recipe).state_dict() for name in ("one", "many"))
+    assert one.keys() == many.keys()
+    assert all(torch.equal(one[name], many[name]) for name in one)
+
+
+def test_configuration(tmp_path: Path) -> None:
+    """Labels in the order of the scores, and what starts and ends texts where texts are written."""
+    for case in ("bert classifier", "bert of numbers", "gpt2", "marian"):
+        _, recipe, kind = CASES[case]
+        export(str(made(tmp_path / f"{case} run", recipe, tokenizer_of(kind))), tmp_path / case)
+        assert (tmp_path / case / "generation_config.json").exists() == (case in ("gpt2", "marian"))
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "bert classifier")
+    assert config.id2label == {0: "bad", 1: "so so", 2: "good"}
+    assert config.problem_type == "single_label_classification"
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "bert of numbers").num_labels == 1
+    started = transformers.GenerationConfig.from_pretrained(tmp_path / "marian")
+    assert (started.decoder_start_token_id, started.eos_token_id, started.pad_token_id) == (1, 2, 0)
+
+
+def test_a_card_that_does_not_say_where_files_lay(tmp_path: Path) -> None:
+    named = {"train": [str(tmp_path / "my data" / "a.csv")], "valid": [f"{tmp_path}/b.csv", "hf:org/name"]}
+    export(
+        str(made(tmp_path / "run", recipe_of(BERT, classes("a", "b"), data=named), tokenizer_of())), tmp_path / "out"
+    )
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert str(tmp_path) not in card
+    assert 'train: ["a.csv"]' in card
+    assert "hf:org/name" in card
+    tasks = {"tasks": [f"nli:{tmp_path}/c.csv:2"]}
+    export(str(made(tmp_path / "tasks", recipe_of(T5, SEQ2SEQ, data=tasks), tokenizer_of())), tmp_path / "many")
+    assert 'tasks: ["nli:c.csv:2"]' in (tmp_path / "many" / "README.md").read_text()
+    config = json.loads((tmp_path / "many" / "config.json").read_text())
+    assert config["lmtool"]["data"] == {"tasks": ["nli:nli"]}
+
+
+# Refusals
+
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({**MPT, "bias": True}, CAUSAL, "mpt: model.bias (true, where mpt has false)"),
+    ({**ROBERTA, "position": {"kind": "learned", "offset": 5}}, MASKED, "xlm-roberta: model.position.offset"),
+    (shipped("lstm"), CAUSAL, "model.kind"),
+    (shipped("prefix-tiny"), SEQ2SEQ, "model.shape"),
+]
+
+
+@pytest.mark.parametrize(("model", "objective", "key"), REFUSED)
+def test_refusals(model: dict[str, Any], objective: dict[str, Any], key: str, tmp_path: Path) -> None:
+    run = made(tmp_path / "run", recipe_of(model, objective), tokenizer_of())
+    with pytest.raises(UsageError) as refusal:
+        export(str(run), tmp_path / "deep" / "out")
+    assert key in str(refusal.value.where)
+    assert len(refusal.value.lines()) <= 3
+    assert os.listdir(tmp_path) == ["run"]
+
+
+SEVERAL: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    (
+        {**BERT, "position": {"kind": "alibi"}, "share_layers": True, "activation": "swiglu", "bias": False},
+        classes("a", "b", pool="mean", layers="mix"),
+        ["model.position.kind", "model.share_layers", "model.activation", "model.bias"],
+    ),
+    (
+        {**GPT2, "position": {"kind": "sinusoidal"}, "residual": False, "d_ff": 0},
+        CAUSAL,
+        ["model.position.kind", "model.residual", "model.d_ff"],
+    ),
+    ({**T5, "position": {"kind": "alibi"}, "bias": True}, SEQ2SEQ, ["model.position.kind", "model.bias"]),
+]
+
+
+@pytest.mark.parametrize(("model", "objective", "keys"), SEVERAL)
+def test_all_obstacles_are_told_at_once(
+    model: dict[str, Any], objective: dict[str, Any], keys: list[str], tmp_path: Path
+) -> None:
+    """Without those that go with others: who changes these keys can export."""
+    run = made(tmp_path / "run", recipe_of(model, objective), tokenizer_of())
+    with pytest.raises(UsageError) as refusal:
+        export(str(run), tmp_path / "out")
+    told = str(refusal.value.where)
+    assert all(key in told for key in keys), told
+
+
+def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new or an empty one, wherever it is, and no other."""
+    _, recipe, _ = CASES["gpt2"]
+    run = str(made(tmp_path / "run", recipe, tokenizer_of()))
+    export(run, tmp_path / "deep" / "er")
+    (tmp_path / "empty").mkdir()
+    export(run, tmp_path / "empty")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    export(run, Path("."))
+    assert (tmp_path / "here" / "config.json").exists()
+    (tmp_path / "file").write_text("mine")
+    for used in ("deep/er", "deep", "file", "here/../empty"):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UsageError, match="not empty"):
+            export(run, tmp_path / used)
+        assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(ResourceError):
+        export(run, tmp_path / "file" / "out")
+
+
+def failing(error: BaseException) -> Callable[..., None]:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("where", ["serialize_safetensors", "write_new_file", "sync_directory"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failure_leaves_nothing(
+    where: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, recipe, _ = CASES["gpt2"]
+    run = str(made(tmp_path / "run", recipe, tokenizer_of()))
+    monkeypatch.setattr(
+        exporting.tensors if where == "serialize_safetensors" else exporting.durable, where, failing(error)
+    )
+    with pytest.raises((LmtoolError, KeyboardInterrupt)):
+        export(run, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["run"]
+
+
+# What is shipped
+
+SHIPPED: dict[str, str] = {
+    **dict.fromkeys(("gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b"), "gpt2"),
+    **dict.fromkeys(("default", "llama-tiny"), "llama"),
+    "shakespeare-char": "qwen3",
+    **dict.fromkeys(("bert-base", "bert-large"), "bert"),
+    "roberta-base": "bert",
+    **dict.fromkeys(("t5-small", "t5-tiny"), "t5"),
+    **dict.fromkeys(("transformer-base", "transformer-tiny"), "marian"),
+    "transformer-small": "pegasus",
+    "tiny": "mpt",
+    "gpt1": "gpt2: model.norm.place (post, where gpt2 has pre)",
+    "distil-tiny": "mpt",
+    **dict.fromkeys(
+        ("bert-tiny", "roberta-tiny", "longformer-tiny", "electra-tiny", "distilbert-tiny"),
+        "model.position.kind (alibi",
+    ),
+    "albert-tiny": "bert: model.share_layers, model.position.kind",
+    **dict.fromkeys(("prefix-lm", "prefix-tiny"), "model.shape"),
+}
+"""The family of each shipped recipe, or the key that stands in the way; model.kind for all others."""
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml")))
+def test_shipped_recipes(name: str) -> None:
+    recipe = load(name).recipe
+    if isinstance(recipe.model, Transformer):
+        small = {"n_layers": 2, "d_model": 16, "n_heads": 4, "n_kv_heads": None, "vocab_size": 400, "context": 20}
+        small["d_ff"] = recipe.model.d_ff and 24
+        recipe = recipe.model_copy(
+            update={"model": Transformer.model_validate({**recipe.model.model_dump(), **small}, strict=False)}
+        )
+    expected = SHIPPED.get(name, "model.kind")
+    open_run: Any = SimpleNamespace(info=SimpleNamespace(origin=None), results_by_task={}, step=1)
+    base: Any = SimpleNamespace(run=open_run, checkpoint=open_run, recipe=recipe, tokenizer=tokenizer_of())
+    if "." not in expected:
+        assert exporting.prepare_export(base).family.model_type == expected
+        return
+    with pytest.raises(UsageError) as refusal:
+        exporting.prepare_export(base)
+    assert expected in str(refusal.value.where)
+
+
+def test_recipes_that_are_listed_are_there() -> None:
+    assert set(SHIPPED) <= {path.stem for path in (ROOT / "recipes").glob("*.yaml")}

@@ -1,0 +1,134 @@
+"""The prompt format of runs that answer goes with them, into GGUF files and directories for Transformers, and back."""
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+import transformers
+
+from lmtool.compute.device import CPU
+from lmtool.errors import UsageError
+from lmtool.generation.chat import choose_chat_format
+from lmtool.interop.export.exporting import export, export_gguf_and_modelfile
+from lmtool.interop.gguf.container import GgufContainer
+from lmtool.interop.importing import import_to_cache
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.runs.load import LoadedModel, load_run
+from lmtool.tasks.predict import build_trained_task
+from lmtool.tasks.reading import LabelledRow
+from lmtool.tasks.schema import Columns
+from lmtool.tokenization.chat import Message
+from tests.interop.runs import SMALL, made, recipe_of, tokenizer_of
+from tests.support import peers
+from tests.support.cases import nightly_but
+from tests.support.peers import PLAIN, S, byte_level, peer_in
+
+OWN = {
+    **SMALL,
+    "context": 64,
+    "activation": "swiglu",
+    "norm": {"kind": "rms"},
+    "position": {"kind": "rotary"},
+    "bias": False,
+}
+PAIRS = {"source_column": "question", "target_column": "answer"}
+MESSAGES = {"messages_column": "messages"}
+CHATML = (
+    "{% for message in messages %}<|start|>{{ message.role }}: {{ message.content }}<|stop|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant: {% endif %}"
+)
+LLAMA = ("LlamaForCausalLM", {**PLAIN, "num_key_value_heads": 2})
+SPECIALS = ["<s>", "</s>", "<pad>", "<|start|>", "<|stop|>"]
+BODIES: dict[str, tuple[Any, ...]] = {
+    "begins": (*LLAMA, byte_level(SPECIALS, ("<s> $A", "<s> $A <s> $B")), S),
+    "bare": (*LLAMA, byte_level(SPECIALS, None), S),
+    "own": (),
+}
+CASES = [
+    ("own", "", PAIRS),
+    ("own", "", MESSAGES),
+    *((body, template, data) for body in ("begins", "bare") for template in ("", CHATML) for data in (PAIRS, MESSAGES)),
+]
+TEXTS = ["They waited", "", "  the rain <|stop|> [SEP] </s> walks ", "¿Qué? 漢字"]
+TURNS = [("user", "They waited"), ("assistant", "for the rain"), ("user", "and then?"), ("assistant", "they walked")]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(peers, "CASES", {**peers.CASES, **BODIES})
+
+
+def answering(folder: Path, body: str, template: str, data: dict[str, Any]) -> Path:
+    """A run that answers, fine-tuned from a published model unless it is `own`."""
+    objective = {"kind": "seq2seq"}
+    if body == "own":
+        return made(folder / "run", recipe_of(OWN, objective, data=data), tokenizer_of())
+    peer_in(folder / "published", body)
+    if template:
+        (folder / "published" / "chat_template.jinja").write_text(template)
+    base = load_run(str(import_to_cache(str(folder / "published"))), CPU)
+    values = {"model": base.recipe.model.model_dump(), "objective": objective, "data": data}
+    recipe = Recipe.model_validate({**values, "training": {"steps": 1, "batch_size": 2}})
+    return made(folder / "run", recipe, base.tokenizer)
+
+
+def rows(loaded: LoadedModel) -> list[tuple[list[int], list[int] | None]]:
+    """Rows of a table, as training and evaluation read them."""
+    turns = tuple(Message(role=role, content=text) for role, text in TURNS)
+    if loaded.recipe.data.messages_column:
+        columns, items = Columns((), messages="messages"), [LabelledRow(("",), None, None, 1, turns)]
+    else:
+        columns = Columns(("question",), target="answer")
+        items = [LabelledRow((text,), None, "for the rain", i) for i, text in enumerate(TEXTS)]
+    made = build_trained_task(loaded, "", columns, ()).encode(items)
+    return [(row.tokens.tolist(), None if row.target is None else row.target.tolist()) for row in made]
+
+
+def conversation(loaded: LoadedModel) -> list[int] | str:
+    """What `chat` reads, or why it refuses."""
+    try:
+        return choose_chat_format(loaded).encode_prompt([Message(role=role, content=text) for role, text in TURNS[:3]])
+    except UsageError as refusal:
+        return refusal.what
+
+
+@pytest.mark.parametrize("form", nightly_but(["gguf", "directory"], "gguf"))
+@pytest.mark.parametrize(("body", "template", "data"), nightly_but(CASES, 0, 5, unpack=True))
+def test_prompts_are_read_back(form: str, body: str, template: str, data: dict[str, Any], tmp_path: Path) -> None:
+    run = answering(tmp_path, body, template, data)
+    if form == "gguf":
+        export_gguf_and_modelfile(str(run), tmp_path / "out.gguf", "f16")
+    else:
+        export(str(run), tmp_path / "out")
+    loaded = load_run(str(run), CPU)
+    again = load_run(str(import_to_cache(str(tmp_path / ("out.gguf" if form == "gguf" else "out")))), CPU)
+    assert again.recipe.objective.kind == "seq2seq"
+    assert {**again.recipe.data.model_dump(), "split": "auto"} == {**loaded.recipe.data.model_dump(), "split": "auto"}
+    assert [again.prompt_format.make_prompt(text, "for") for text in TEXTS] == [
+        loaded.prompt_format.make_prompt(text, "for") for text in TEXTS
+    ]
+    assert again.prompt_format.end_ids == loaded.prompt_format.end_ids
+    assert rows(again) == rows(loaded)
+    assert conversation(again) == conversation(loaded)
+
+
+@pytest.mark.parametrize(("body", "template", "data"), nightly_but(CASES, 0, 5, unpack=True))
+def test_other_programs_read_the_same_prompts(body: str, template: str, data: dict[str, Any], tmp_path: Path) -> None:
+    """By the template alone, which llama.cpp gives no tokens but bos_token and eos_token; they end at the same ids."""
+    run = answering(tmp_path, body, template, data)
+    export_gguf_and_modelfile(str(run), tmp_path / "out.gguf", "f16")
+    export(str(run), tmp_path / "out")
+    loaded = load_run(str(run), CPU)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    wanted = list(loaded.prompt_format.make_prompt("They waited").tokens)
+    messages = [{"role": "user", "content": "They waited"}]
+    assert tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"] == wanted
+    source = GgufContainer(tmp_path / "out.gguf").values["tokenizer.chat_template"]
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
+    text = environment.from_string(source).render(messages=messages, add_generation_prompt=True, **tokens)
+    assert tokenizer.encode(text, add_special_tokens=False) == wanted
+    ends = transformers.GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id
+    assert {ends} if isinstance(ends, int) else {*ends} == loaded.prompt_format.end_ids
