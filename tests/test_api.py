@@ -14,6 +14,7 @@ from lmtool.compute.device import CPU
 from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.evaluation.attention import compute_attention
 from lmtool.evaluation.gradients import compute_gradient_flow_of_text, measure_state_contraction_on_text
+from lmtool.interop.resolve import resolve_reference
 from lmtool.runs.load import load_run
 from lmtool.tasks.predict import predict_table_lazily as predict_table
 from tests.support.errors import refuses
@@ -81,7 +82,7 @@ def test_predictions_of_an_imported_classifier(
     monkeypatch.setitem(CASES, "own", ("BertForSequenceClassification", settings, word_pieces(), roles))
     peer_in(tmp_path / "model", "own")
     lm = load(str(tmp_path / "model"), device="cpu")
-    loaded = load_run(str(tmp_path / "model"), CPU)
+    loaded = load_run(resolve_reference(str(tmp_path / "model")), CPU)
     texts = ["It rained.", "The boats stayed in the harbour."]
     for text, found in zip(texts, lm.predict(texts), strict=True):
         row, _, _ = loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text))])

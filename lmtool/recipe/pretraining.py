@@ -141,7 +141,7 @@ def resolve_default_recipe(settings: Sequence[Setting], text: TextStatistics | N
     if text.is_closed:
         reason = f"{100 * text.new_words:.2g} % of the words in its last tenth are new"
         lines = [f"vocabulary: closed, {reason}; recipe {CLOSED_VOCAB_RECIPE} (-r)"]
-        name, choices = CLOSED_VOCAB_RECIPE, infer_closed_vocab_choices(is_decoder)
+        name, choices = CLOSED_VOCAB_RECIPE, infer_closed_vocab_choices(is_decoder, text.is_streamed)
     else:
         name, lines, choices = DEFAULT_RECIPE, [], infer_choices(text, width, is_decoder)
     inferred = [choice for choice in choices if not choice.is_overridden(keys)]
@@ -189,22 +189,28 @@ def infer_choices(text: TextStatistics, width: int | None = None, is_decoder: bo
     dropout = 0.2 if is_small and not text.has_short_lines else 0.0 if is_large else 0.1
     reason = f"{dropout} for {megabytes:.2g} MB: kept with probability {1 - dropout:g}"
     inferred.append(InferredChoice("dropout", reason, {"model.dropout": dropout}))
-    passes = 20 if is_small else 12
-    length: dict[str, object] = {"training.minutes": DEFAULT_MINUTES, "training.epochs": passes}
-    reason = f"{DEFAULT_MINUTES:g} minutes, or {passes} passes over the text"
-    if text.is_streamed:
-        length, reason = {"training.minutes": DEFAULT_MINUTES}, f"{DEFAULT_MINUTES:g} minutes"
-    inferred.append(InferredChoice("length", reason, length, frozenset(LENGTH_KEYS)))
+    inferred.append(_choose_length(DEFAULT_MINUTES, 20 if is_small else 12, text.is_streamed))
     return inferred
 
 
-def infer_closed_vocab_choices(is_decoder: bool = True) -> list[InferredChoice]:
-    """Returns the changes of the recipe for a closed vocabulary, so that two minutes are enough."""
-    length: dict[str, object] = {"training.minutes": CLOSED_VOCAB_MINUTES, "training.epochs": CLOSED_VOCAB_EPOCHS}
-    reason = f"{CLOSED_VOCAB_MINUTES:g} minutes, or {CLOSED_VOCAB_EPOCHS} passes over the text"
+def _choose_length(minutes: float, passes: int, is_streamed: bool) -> InferredChoice:
+    """Chooses minutes and at most so many passes, but no passes over a streamed text, whose length is not known."""
+    values: dict[str, object] = {"training.minutes": minutes}
+    reason = f"{minutes:g} minutes"
+    if not is_streamed:
+        values["training.epochs"] = passes
+        reason += f", or {passes} passes over the text"
+    return InferredChoice("length", reason, values, frozenset(LENGTH_KEYS))
+
+
+def infer_closed_vocab_choices(is_decoder: bool = True, is_streamed: bool = False) -> list[InferredChoice]:
+    """Returns the changes of the recipe for a closed vocabulary, so that two minutes are enough.
+
+    is_decoder: whether the model can have embeddings of n-grams. is_streamed: whether the text is streamed.
+    """
     inferred = [
         InferredChoice("documents", "each by itself", {"data.isolate_documents": True}),
-        InferredChoice("length", reason, length, frozenset(LENGTH_KEYS)),
+        _choose_length(CLOSED_VOCAB_MINUTES, CLOSED_VOCAB_EPOCHS, is_streamed),
         InferredChoice("schedule", "", {"schedule.decay_fraction": 0.7}, frozenset({"schedule"})),
         InferredChoice("validation", "", {"evaluation.tokens": 10_000}),
     ]

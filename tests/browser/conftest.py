@@ -48,9 +48,9 @@ class Opened:
         self.page.goto("about:blank")
         self.page.mouse.move(0, 0)
 
-    def readout(self, figure: int = 0) -> str:
-        """What is read out below a figure."""
-        return str(self.page.locator("figure").nth(figure).locator(".readout").text_content())
+    def readout(self) -> str:
+        """What is read out below the first figure."""
+        return str(self.page.locator("figure").first.locator(".readout").text_content())
 
 
 @pytest.fixture(scope="session")

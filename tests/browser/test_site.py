@@ -11,19 +11,8 @@ from tests.support.cases import nightly_but
 from tests.support.site import build
 
 pytestmark = pytest.mark.browser
-KINDS = [
-    "index",
-    "course-1",
-    "course-5",
-    "teaching",
-    "generate",
-    "cli",
-    "recipe",
-    "python",
-    "attention",
-    "gallery/index",
-]
-KINDS += ["gallery/names", "notebooks/attention"]
+KINDS = ["index", "course-1", "course-5", "teaching", "generate", "cli", "recipe", "python"]
+KINDS += ["attention", "gallery/index", "gallery/names", "notebooks/attention"]
 WIDTHS = [360, 1200]
 
 

@@ -77,17 +77,8 @@ def test_a_run_goes_on_that_is_far_below_its_baseline(
 ) -> None:
     """It stops and says how to continue, unless it is one of several or a program's."""
     monkeypatch.setattr("lmtool.training.session.MIN_SAVED_FLOPS", 0)
-    slow: tuple[str, ...] = (
-        "--from",
-        "last",
-        "--epochs",
-        "2",
-        "-s",
-        "optimizer.lr=1e-9",
-        "-s",
-        "data.valid_fraction=0.1",
-    )
-    slow += ("-s", "evaluation.patience=null", "-s", "evaluation.every=6", "-s", "training.batch_size=4")
+    keys = "optimizer.lr=1e-9 data.valid_fraction=0.1 evaluation.patience=null evaluation.every=6 training.batch_size=4"
+    slow = ["--from", "last", "--epochs", "2", *(word for key in keys.split() for word in ("-s", key))]
     told = lmtool.succeeds("finetune", films, *slow, "-o", "far")
     assert "lmtool resume far goes on to the end" in told.err
     assert Run.open(Path("far")).state == "stopped"

@@ -179,6 +179,16 @@ def test_every_setting_is_an_option_without_a_default() -> None:
     assert options["top_p"].rich_help_panel == "Sampling"
 
 
+def test_warnings_are_told_even_when_quiet(load: Load) -> None:
+    load(history_model(), warnings=("step-000500 is damaged",))
+    assert call("ciao", "--quiet").stderr == "warning: step-000500 is damaged\n"
+
+
+def test_a_page_has_the_texts(lmtool: CommandLine, run: Path) -> None:
+    lmtool.succeeds("generate", "The", "--html", "beam.html", "--num-beams", "2", "--max-new-tokens", "3", "-q")
+    assert "Tree of " in Path("beam.html").read_text(encoding="utf-8")
+
+
 def test_masks_are_filled(load: Load) -> None:
     load(SidesModel(ByteTokenizer.vocab_size, context=32))
     record = json.loads(call("a__b", "--mask", "__", "--rounds", "3", "--json").stdout)

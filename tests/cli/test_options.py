@@ -143,18 +143,8 @@ OTHERS = {
         *("--fix", "--run", "--near"),
     },
     "finetune": {
-        *(
-            "--from",
-            "--recipe",
-            "--set",
-            "--merge",
-            "--seeds",
-            "--output",
-            "--profile",
-            "--start-or-resume",
-            "--until",
-            "--quiet",
-        )
+        *("--from", "--recipe", "--set", "--merge", "--seeds", "--output"),
+        *("--profile", "--start-or-resume", "--until", "--quiet"),
     },
     "resume": {"RUN", "--run", "--set", "--profile", "--quiet"},
 }

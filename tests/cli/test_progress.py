@@ -16,6 +16,7 @@ from lmtool.evaluation.loop import ValidationResult
 from lmtool.recipe.load import load
 from lmtool.training.comparison import BitsPerByteResults
 from lmtool.training.events import (
+    DurationEstimate,
     RunAlreadyFinished,
     RunStarted,
     SamplesGenerated,
@@ -109,6 +110,7 @@ STORY = [
     stepped(1),
     stepped(2, valid_loss=2.25, is_best=True),
     SamplesGenerated(2, NASTY, NASTY),
+    SamplesGenerated(2, "one", "two"),
     Warn(NASTY),
     stepped(3),
     TrainingEnded("finished", 10, 2, 2.25, "loss"),
@@ -146,8 +148,8 @@ def test_lines_where_there_is_no_terminal(stderr: PutStream) -> None:
         "step 2/10 (20 %)  loss 2.5000  valid loss 2.2500 (best)  lr 1.00e-03  8,192 tokens/s  0:04 left",
     ]
     assert lines[8] == "samples, one to a line: the prompt, |, what the model writes; ↵ is a line break"
-    assert lines[9:11] == [f"  {SHOWN}↵b|{SHOWN}↵b", f"warning: {SHOWN}\\nb"]
-    assert lines[11:] == ["finished at step 10 after 0:00; best valid loss 2.2500 at step 2"]
+    assert lines[9:12] == [f"  {SHOWN}↵b|{SHOWN}↵b", "  one|two", f"warning: {SHOWN}\\nb"]
+    assert lines[12:] == ["finished at step 10 after 0:00; best valid loss 2.2500 at step 2"]
 
 
 def test_lines_come_every_few_seconds(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +300,14 @@ def test_a_process_that_only_computes_says_nothing(stderr: PutStream) -> None:
     ("event", "line"),
     [
         (started(("columns: text", f"table: {NASTY}")), f"run runs/one\ncolumns: text\ntable: {SHOWN}\\nb\ntokenizer"),
+        (started(asked=4096), "tokenizer: bpe, 300 entries (4,096 requested"),
         (started(changes=("training.steps 1 -> 2",)), "changed: training.steps 1 -> 2"),
+        (plan(first_step=10), "plan: no more steps after 10"),
+        (
+            DurationEstimate(130, 5300.4, "token", 9, 5, None),
+            "2:10 more here, at 5,300 tokens/s, padding included; less",
+        ),
+        (DurationEstimate(130, 5300.4, "pair", 9, None, 12.5), "at 5,300 pairs/s\nless than one pass over the data"),
         (
             RunAlreadyFinished(Path("a b"), 10, early=True),
             "  lmtool resume 'a b' -s evaluation.patience=+5 trains longer",

@@ -97,16 +97,7 @@ def seeds(run: Path) -> list[str]:
     keys = ("training.epochs=null", "training.steps=4", "checkpoint.every=1", "training.precision=float32")
     settings = [word for key in keys for word in ("-s", key)]
     return [
-        "finetune",
-        "table.csv",
-        "--from",
-        "last",
-        "--seeds",
-        "3",
-        "--lora-rank",
-        "2",
-        "--merge",
-        "-q",
+        *("finetune", "table.csv", "--from", "last", "--seeds", "3", "--lora-rank", "2", "--merge", "-q"),
         *settings,
         "-o",
     ]

@@ -13,17 +13,8 @@ pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {
-    "datasets",
-    "huggingface_hub",
-    "numpy",
-    "pandas",
-    "prompt_toolkit",
-    "pyarrow",
-    "safetensors",
-    "tiktoken",
-    "tokenizers",
-    "torch",
-    "transformers",
+    *("datasets", "huggingface_hub", "numpy", "pandas", "prompt_toolkit", "pyarrow"),
+    *("safetensors", "tiktoken", "tokenizers", "torch", "transformers"),
 }
 
 SCRIPT = """

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -19,16 +20,8 @@ from tests.support.cli import (
 )
 
 READING = {
-    "--text-column",
-    "--label-column",
-    "--source-column",
-    "--target-column",
-    "--input-column",
-    "--messages-column",
-    "--encoding",
-    "--delimiter",
-    "--skip-bad-rows",
-    "--merge-labels",
+    *(f"--{role}-column" for role in ("text", "label", "source", "target", "input", "messages")),
+    *("--encoding", "--delimiter", "--skip-bad-rows", "--merge-labels"),
 }
 ROWS = [("très bien, café", "oui"), ("pas mal; «été»", "oui"), ("mauvais\nnaïf", "non"), ('un "déjà" vu', "non")] * 6
 TEXTS = [text for text, _ in ROWS]
@@ -145,6 +138,17 @@ def test_standard_input_is_a_table_or_texts(
         rows = list(csv.reader(io.StringIO(done.out)))
         assert len(rows) == len(expected) + 1
         assert set(expected) <= {cell for row in rows for cell in row}
+
+
+def test_predictions_are_json_by_the_ending_of_the_file(
+    lmtool: CommandLine, home: Path, tuned: Path, reviews: Path
+) -> None:
+    printed = lmtool.succeeds("predict", tuned, reviews, "--json", "-q")
+    for name in ("out.jsonl", "out.json"):
+        lmtool.succeeds("predict", tuned, reviews, "-o", name, "-q")
+    assert (home / "out.jsonl").read_text() == printed.out
+    assert json.loads((home / "out.json").read_text()) == printed.records()
+    assert isinstance(printed.records()[0]["p_no"], float)
 
 
 def test_newer_weights_than_the_best_are_told(lmtool: CommandLine, run: Path, corpus: Path) -> None:

@@ -305,18 +305,8 @@ def is_possible(row: Row) -> bool:
 
 
 GENERAL = (
-    "model",
-    "training",
-    "objective",
-    "data",
-    "evaluation",
-    "kind",
-    "true",
-    "false",
-    "run",
-    "runs",
-    "mean",
-    "txt",
+    *("model", "training", "objective", "data", "evaluation"),
+    *("kind", "true", "false", "run", "runs", "mean", "txt"),
 )
 """Words of settings that name no feature by themselves."""
 

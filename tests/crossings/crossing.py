@@ -87,8 +87,8 @@ class Crossing:
                     return Outcome(outcome.words, code, "", f"--from: {outcome.err}", False, 0)
         return None
 
-    def _train(self, name: str, hook: object = None, n_processes: int = 0) -> list[Outcome]:
-        return self._begin(words_of(self.row, name), n_processes or processes_of(self.row), hook)
+    def _train(self, name: str, hook: object = None) -> list[Outcome]:
+        return self._begin(words_of(self.row, name), processes_of(self.row), hook)
 
     def _begin(self, words: Sequence[str], n_processes: int, hook: object = None) -> list[Outcome]:
         port = free_port()

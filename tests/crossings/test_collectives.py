@@ -121,13 +121,13 @@ def near(found: Any) -> Any:
     return found
 
 
-def learns_alike(work: Work, patch: pytest.MonkeyPatch, learn: Any, *, size: int = SIZE) -> list[Hashable]:
+def learns_alike(work: Work, patch: pytest.MonkeyPatch, learn: Any) -> list[Hashable]:
     """Assert that several processes learn and measure what one does; returns the collectives that they entered.
 
     learn: called with the name of a run and further overrides.
     """
     learn(name="one")
-    _, entered = meet(patch, size, lambda _: learn(name="many"))
+    _, entered = meet(patch, SIZE, lambda _: learn(name="many"))
     found, expected = metrics(work.run("many")), metrics(work.run("one"))
     assert [record["step"] for record in found] == [record["step"] for record in expected]
     for key in ("loss", "valid_loss"):

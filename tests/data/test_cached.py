@@ -1,4 +1,4 @@
-"""Damaged entries of the cache: found, reported on one line, and made anew."""
+"""Damaged entries of the cache are reported on one line and made anew; one that may not be written is only read."""
 
 import logging
 import os

@@ -24,6 +24,7 @@ from lmtool.tokenization.prompt_format import Prompt
 from tests.generation import talkers
 from tests.generation.models import HistoryModel
 from tests.support.cases import nightly_but
+from tests.support.errors import refuses
 from tests.support.training import Work
 
 QUESTIONS = ("Who saw the ball?", "  Are you sure?\n", "é 🙂 <|end|> [BOS]")
@@ -370,6 +371,11 @@ def test_from_python(folder: Path, loaded: LoadedModel) -> None:
     ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     tokens = generated(loaded, ids, STRATEGIES[1], {theirs.convert_tokens_to_ids("<|end|>"), theirs.eos_token_id})
     assert model.chat(messages, STRATEGIES[1]) == theirs.decode(tokens, skip_special_tokens=True).lstrip()
+
+
+def test_beam_search_holds_no_conversation(loaded: LoadedModel) -> None:
+    with refuses("usage"):
+        Conversation(TextGenerator(loaded), SamplingParams("beam"))
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,11 @@ def events(model: LanguageModel, settings: Any, lengths: Sequence[int] = (3, 6, 
     return found
 
 
-def assert_same(found: dict[Any, Any], wanted: dict[Any, Any], away: float = 1e-6) -> None:
+def assert_same(found: dict[Any, Any], wanted: dict[Any, Any]) -> None:
     assert found.keys() == wanted.keys()
     for key, pairs in found.items():
         assert [token for token, _ in pairs] == [token for token, _ in wanted[key]]
-        assert [logprob for _, logprob in pairs] == pytest.approx([logprob for _, logprob in wanted[key]], abs=away)
+        assert [logprob for _, logprob in pairs] == pytest.approx([logprob for _, logprob in wanted[key]], abs=1e-6)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -13,8 +13,8 @@ from lmtool.generation.params import FILTERS, SamplingParams, apply_sampling_fil
 from tests.reference import decoding as reference
 
 
-def random_logits(n_rows=20, vocab_size=200, seed=1):
-    return torch.randn(n_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+def random_logits(n_rows=20, vocab_size=200):
+    return torch.randn(n_rows, vocab_size, generator=torch.Generator().manual_seed(1)) * 3
 
 
 @pytest.mark.parametrize("p", [0.05, 0.6, 0.9, 0.999])

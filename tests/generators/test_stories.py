@@ -105,6 +105,18 @@ def test_sizes(train, valid):
     assert sum(path.stat().st_size for path in files) < 8_000_000
 
 
+def test_nobody_changes_sex(train):
+    """A girl has a girl's name, and a name that stands alone is followed by the pronouns of its sex."""
+    for text in train:
+        for noun, name in re.findall(r"\b(girl|boy|widow) (?:named|called) ([A-Z][a-z]+)", text):
+            assert SEX[name] == SEX[noun]
+        told = re.sub(r'"[^"]*"', "", text)
+        sexes = {SEX[word] for word in re.findall(r"\b[A-Z][a-z]+\b", told) if word in SEX}
+        kin = r"\b(mother|father|aunt|uncle|girl|boy|woman|man|lady|soldier|barber|sister|brother)"
+        if len(sexes) == 1 and not re.search(kin, text):
+            assert not re.search(r"\bshe\b" if sexes == {"he"} else r"\bhe\b", told, flags=re.I), text
+
+
 def test_the_examples_of_the_readme_are_in_the_file(train):
     quotes = re.findall(r"(?:^> .*\n)+", (DATA / "README.md").read_text(encoding="utf-8"), flags=re.M)
     shown = [" ".join(line[2:] for line in quote.splitlines()) for quote in quotes]

@@ -25,9 +25,9 @@ TEXTS = ["They waited, and then the rain!", "a", "home along the sea", "¿Qué? 
 SMALL: dict[str, Any] = {"kind": "transformer", "n_layers": 2, "d_model": 16, "n_heads": 4, "d_ff": 24, "context": 40}
 
 
-def tokenizer_of(kind: str = "bpe", sentinels: int = 0) -> Tokenizer:
+def tokenizer_of(kind: str = "bpe") -> Tokenizer:
     specs: dict[str, TokenizerSpec] = {
-        "bpe": BpeTokenizer(vocab_size=340, sentinels=sentinels),
+        "bpe": BpeTokenizer(vocab_size=340),
         "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=120),
     }
     return Tokenizer.train(specs[kind], CORPUS)

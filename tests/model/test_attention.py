@@ -1,4 +1,4 @@
-"""Attention against loops, its two kernels against each other, its dropout, and its gradients."""
+"""Attention by each of its two kernels against loops and the formula, with gradients; and its dropout."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -51,6 +51,14 @@ def test_models_that_write_nothing_have_no_state(of: dict[str, Any]) -> None:
         build(tiny.any_spec(**of), tiny.VOCAB).initial_state(Batch(tiny.tokens(1, 3)))
 
 
+def test_a_head_leaves_its_body_the_model_that_it_was() -> None:
+    body = build(tiny.spec(), tiny.VOCAB)
+    model = Classifier(body, Classification(kind="classification", labels=("a", "b")), tiny.spec())
+    for name in ("vocab_size", "context", "max_positions", "reads", "recurrent", "description"):
+        assert getattr(model, name) == getattr(body, name)
+    assert model.modules_by_depth() == body.modules_by_depth()
+
+
 def test_a_head_that_counts_nothing_leaves_the_texts_alone() -> None:
     spec = tiny.any_spec(**AVERAGING)
     model = Classifier(build(spec, tiny.VOCAB), Classification(kind="classification", labels=("a", "b")), spec)

@@ -1,4 +1,4 @@
-"""Recipes of papers have the papers' sizes: by arithmetic, as built, and as Transformers or torch build them."""
+"""Recipes of papers have the papers' sizes: by arithmetic, as built, and in the words of their files."""
 
 import pytest
 import torch

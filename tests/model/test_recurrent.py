@@ -32,9 +32,9 @@ PRESENT = [
 ]
 
 
-def cell_of(kind: Any, nonlinearity: str, d_in: int = 3, d_out: int = 4) -> Cell:
+def cell_of(kind: Any, nonlinearity: str) -> Cell:
     torch.manual_seed(1)
-    return build_cell(Recurrent.model_construct(cell=kind, nonlinearity=nonlinearity), d_in, d_out).double()
+    return build_cell(Recurrent.model_construct(cell=kind, nonlinearity=nonlinearity), 3, 4).double()
 
 
 # Layers

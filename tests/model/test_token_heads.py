@@ -16,9 +16,9 @@ LENGTHS = (4, 1, 3)
 BODIES = [name for name, of in tiny.FAMILIES.items() if "tagging" in supported_objectives(tiny.any_spec(**of))]
 
 
-def chain(n_tags: int = 3) -> tuple[LinearChainCrf, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def chain() -> tuple[LinearChainCrf, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     torch.manual_seed(0)
-    layer = LinearChainCrf(n_tags).double()
+    layer = LinearChainCrf(3).double()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     return layer, tuple(p.detach().numpy() for p in (layer.start_C, layer.end_C, layer.transition_PC))
@@ -62,9 +62,9 @@ def test_a_new_chain_is_the_softmax_of_each_word() -> None:
     torch.testing.assert_close(layer.log_probs(scores, tags, keep), (each * keep).sum(1))
 
 
-def tagger(family: str, crf: bool = True, layers: str = "last") -> Tagger:
+def tagger(family: str, layers: str = "last") -> Tagger:
     of = tiny.FAMILIES[family]
-    spec = Tagging.model_validate({"kind": "tagging", "labels": ["a", "b", "c"], "crf": crf, "layers": layers})
+    spec = Tagging.model_validate({"kind": "tagging", "labels": ["a", "b", "c"], "crf": True, "layers": layers})
     torch.manual_seed(0)
     return Tagger(tiny.model(**of), spec, tiny.any_spec(**of)).double().eval()
 

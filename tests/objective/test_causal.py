@@ -1,4 +1,4 @@
-"""The causal objective: batches, sums and counts, and that splits of a batch add up."""
+"""The causal objective: batches, sums and counts, and gradients of a tied matrix."""
 
 from collections.abc import Sequence
 

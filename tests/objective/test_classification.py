@@ -1,4 +1,4 @@
-"""The losses of labelled rows against loops, and splits of a batch that add up."""
+"""The losses of labelled rows against loops."""
 
 import math
 

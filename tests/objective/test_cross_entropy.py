@@ -22,9 +22,9 @@ def logits_of(*shape: int, seed: int = 0) -> Tensor:
     return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def targets_of(n: int, vocab_size: int = V, seed: int = 1) -> Tensor:
+def targets_of(n: int, vocab_size: int = V) -> Tensor:
     """Every fourth has no loss."""
-    drawn = torch.randint(vocab_size, (n,), generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randint(vocab_size, (n,), generator=torch.Generator().manual_seed(1))
     return drawn.masked_fill(torch.arange(n) % 4 == 2, IGNORE)
 
 
@@ -137,6 +137,10 @@ def test_chunks_without_gradients(monkeypatch: pytest.MonkeyPatch, eps: float) -
     assert head.rows == [4, 4, 4, 4, 4, 3]
     wanted = reference.cross_entropy(head.logits(hidden).numpy(), targets.tolist(), eps)
     assert float(total) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_chunks_have_a_row_at_least_and_on_a_cpu_enough_for_fast_products() -> None:
+    assert [cross_entropy.rows_per_chunk(torch.device(kind), 2**26) for kind in ("cuda", "cpu")] == [1, 256]
 
 
 def test_chunks_under_autocast() -> None:

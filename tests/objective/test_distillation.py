@@ -1,4 +1,4 @@
-"""Distillation: the plain formula for every kind of target, chunks, splits of a batch, and a teacher that stays."""
+"""Distillation: the plain formula for every kind of target."""
 
 from typing import Any
 

@@ -231,9 +231,9 @@ SPANBERT: dict[str, dict[str, Any]] = {
 }
 
 
-def of_spans(n: int = 4, lengths: tuple[int, ...] = (12, 5, 17, 1)) -> Batch:
+def of_spans() -> Batch:
     rng = np.random.default_rng(3)
-    return objective(**SPANS).collate([example(rng.integers(SPECIALS, V, lengths[i]), i) for i in range(n)])
+    return objective(**SPANS).collate([example(rng.integers(SPECIALS, V, n), i) for i, n in enumerate((12, 5, 17, 1))])
 
 
 @pytest.mark.parametrize("name", SPANBERT)

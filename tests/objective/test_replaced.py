@@ -1,4 +1,4 @@
-"""Replaced-token detection: the plain formula, splits of a batch, gradients, what is shared and what is saved."""
+"""Replaced-token detection: the plain formula, gradients, what is shared and what is saved."""
 
 from typing import Any
 
@@ -36,11 +36,11 @@ def objective(**changes: Any) -> ReplacedTokensObjective:
     return ReplacedTokensObjective(ReplacedTokens.model_validate(spec | changes), VOCABULARY)
 
 
-def detector(encoder: dict[str, Any] = tiny.BERT, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
+def detector(encoder: dict[str, Any] = tiny.BERT, **changes: Any) -> Any:
     spec = tiny.spec(**encoder)
     torch.manual_seed(0)
     body = build(spec, V)
-    made = ReplacedTokenDetector(body, objective(**changes).spec, spec).to(dtype).eval()
+    made = ReplacedTokenDetector(body, objective(**changes).spec, spec).double().eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in made.parameters():

@@ -1,4 +1,4 @@
-"""Scheduled sampling: which tokens are sampled, in all families, independent of splits and states."""
+"""Scheduled sampling: which tokens are sampled, in all families, whatever is computed beside them."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -30,12 +30,9 @@ def text(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(27, V, n)
 
 
-def corruption(form: str = "encoder-decoder", **changes: Any) -> SpanCorruptionObjective:
-    return SpanCorruptionObjective(
-        SpanCorruption.model_validate({"kind": "span-corruption"} | changes),
-        VOCABULARY,
-        form == "prefix",
-    )
+def corruption(**changes: Any) -> SpanCorruptionObjective:
+    spec = SpanCorruption.model_validate({"kind": "span-corruption"} | changes)
+    return SpanCorruptionObjective(spec, VOCABULARY, False)
 
 
 def prefix(form: str, **changes: Any) -> PrefixObjective:

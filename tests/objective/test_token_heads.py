@@ -1,4 +1,4 @@
-"""The losses of tags and of answers against loops, and splits of a batch that add up."""
+"""The losses of tags and of answers against loops."""
 
 import math
 

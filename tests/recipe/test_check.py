@@ -250,6 +250,7 @@ YARN = "kind: yarn, factor: 2, original_context: 8"
         (["model.norm={place: post, first: false}"], "model.norm.first"),
         (["model.norm={place: post}", "model.parallel=true"], "model.parallel"),
         (["model.position={kind: learned, size: 16, offset: 2}", "model.context=15"], "model.context"),
+        (["model.d_model=15", "model.n_heads=3", "model.position={kind: sinusoidal}"], "model.d_model"),
         (["model.embedding_width=8", "model.tie_embeddings=true"], "model.tie_embeddings"),
         (["model.separate_inputs=true"], "model.separate_inputs"),
     ],

@@ -138,6 +138,8 @@ def test_who_sets_a_length_sets_it_alone(shape: TextStatistics, key: str) -> Non
     assert "length" not in told
     by_flag, _ = settled(shape, minutes=2.0)
     assert (by_flag.training.minutes, by_flag.training.epochs) == (2.0, None)
+    streamed = settled(replace(shape, is_streamed=True), "data.stream=true")[0].training
+    assert (streamed.minutes is None, streamed.epochs) == (False, None), "nobody knows how long an epoch is"
 
 
 def test_heads_divide_any_even_width() -> None:

@@ -38,11 +38,3 @@ def f1(probabilities, true, threshold):
 def best_f1(probabilities, true):
     """The highest F1 of any threshold."""
     return max(f1(probabilities, true, threshold) for threshold in (0.0, *probabilities))
-
-
-def cheapest(probabilities, costs):
-    """The class of least expected cost. costs: by true class, then predicted class."""
-    expected = [
-        sum(p * costs[true][predicted] for true, p in enumerate(probabilities)) for predicted in range(len(costs))
-    ]
-    return expected.index(min(expected))

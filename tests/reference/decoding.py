@@ -303,7 +303,7 @@ def mask_predict(logits_of, ids, mask, rounds, banned=()):
     return ids
 
 
-def gibbs(logits_of, ids, mask, rounds, key, banned=(), t=1.0):
+def gibbs(logits_of, ids, mask, rounds, key, banned, t):
     """Wang and Cho 2019, each round every mask once; numbers of the key in the order of their use."""
     ids = list(ids)
     places = [i for i, token in enumerate(ids) if token == mask]

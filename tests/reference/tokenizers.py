@@ -64,14 +64,14 @@ def bpe_words(text: str) -> list[str]:
     return [word.replace(" ", "\u0120").replace("\n", "\u010a") for word in GPT2_WORD.findall(text)]
 
 
-def longest_matches(word: str, vocabulary: Collection[str], longest_word: int = 100) -> list[str]:
+def longest_matches(word: str, vocabulary: Collection[str]) -> list[str]:
     """WordPiece (Wu et al. 2016, section 4.1; Devlin et al. 2019): from the left, always the longest piece there is.
 
     Pieces after the first one are in the vocabulary with ## in front. A word with a part that is no piece is [UNK]
-    whole, as is one of more characters than `longest_word`.
+    whole, as is one of more than 100 characters.
     """
     pieces: list[str] = []
-    left = word if len(word) <= longest_word else ""
+    left = word if len(word) <= 100 else ""
     while left:
         mark = "##" if pieces else ""
         found = [left[:n] for n in range(1, len(left) + 1) if mark + left[:n] in vocabulary]

@@ -73,7 +73,7 @@ def test_limit_and_ngram_are_lines_where_they_were_measured(tmp_path):
         assert all(name in html for name in names)
 
 
-def test_many_steps_are_drawn_as_means(tmp_path):
+def test_many_steps_are_drawn_as_means():
     records = [
         {"step": i, "loss": float(i), "valid_loss": 7.0 if i == 500 else None, "lr": 0.1} for i in range(1, 1001)
     ]

@@ -1,4 +1,4 @@
-"""Answers of a form over HTTP: by the official client, by the usual names of other servers, many at once."""
+"""Answers of a form over HTTP: by the official client, and by the usual names of other servers."""
 
 import asyncio
 import json

@@ -248,7 +248,7 @@ def test_an_answer_that_nobody_reads_holds_no_connection(
             pytest.fail("nobody else is let in")
 
 
-def test_who_reads_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_reads_slowly_is_waited_for() -> None:
     waits: list[Callable[[], None]] = []
     transport, loop = MagicMock(), MagicMock()
     loop.call_later.side_effect = lambda seconds, call, *given: waits.append(partial(call, *given)) or MagicMock()

@@ -155,6 +155,7 @@ RESULT = {"role": "tool", "content": "x", "tool_call_id": "a"}
         ({"tools": [UNIQUE], "tool_choice": "required"}, "now: the JSON schema cannot be used"),
         ({"tool_choice": "required", "stop": "a"}, "stop"),
         ({"response_format": {"type": "json_object"}}, "contradict a form"),
+        ({"messages": []}, "messages: it is empty"),
         ({"messages": [CALLED]}, "end with a message"),
         ({"messages": [{"role": "user", "content": None}]}, "no role or no content"),
         ({"messages": [{**CALLED, "role": "user"}, RESULT]}, "message 1: only the assistant"),

@@ -48,8 +48,8 @@ class Toy(nn.Module):
         return dict.fromkeys(self.parameters(), 0)
 
 
-def drawn_gradients(model: nn.Module, steps: int, seed: int = 7) -> list[dict[str, Array]]:
-    rng = np.random.default_rng(seed)
+def drawn_gradients(model: nn.Module, steps: int) -> list[dict[str, Array]]:
+    rng = np.random.default_rng(7)
     return [{name: rng.normal(size=p.shape) for name, p in model.named_parameters()} for _ in range(steps)]
 
 

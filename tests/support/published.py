@@ -8,9 +8,9 @@ from pathlib import Path
 from tests.support.peers import peer_in
 
 
-def sentence_transformers(folder: Path, body: str = "bert") -> Path:
+def sentence_transformers(folder: Path) -> Path:
     """A small model as that library publishes them, with the mean of all positions."""
-    peer_in(folder, body)
+    peer_in(folder, "bert")
     kinds = ["Transformer", "Pooling"]
     modules = [
         {"idx": i, "name": str(i), "path": f"{i}_{kind}" * (i > 0), "type": f"sentence_transformers.models.{kind}"}

@@ -7,18 +7,9 @@ from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 
 SMALL = (
-    "model.n_layers=2",
-    "model.d_model=16",
-    "model.n_heads=2",
-    "model.d_ff=32",
-    "model.context=16",
-    "training.steps=2",
-    "training.batch_size=4",
-    "training.precision=float32",
-    "training.device=cpu",
-    "data.valid_fraction=0.2",
-    "evaluation.tokens=200",
-    "evaluation.sample_tokens=4",
+    *("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.d_ff=32", "model.context=16"),
+    *("training.steps=2", "training.batch_size=4", "training.precision=float32", "training.device=cpu"),
+    *("data.valid_fraction=0.2", "evaluation.tokens=200", "evaluation.sample_tokens=4"),
 )
 ONE_OF_EACH_KIND = (
     *("albert-tiny", "bilstm", "distil-tiny", "elmo-tiny", "gpt2-124m", "linear", "lstm", "prefix-lm"),

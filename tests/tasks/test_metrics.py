@@ -240,6 +240,16 @@ def test_tables_of_many_classes_are_cut_and_lose_no_row():
     assert any(line.startswith("a class with a long name 7 ") for line in lines)
 
 
+def test_tables_are_aligned_by_the_width_on_a_terminal():
+    confusion = np.array([[1200, 3], [40, 5]])
+    assert format_confusion(confusion, ["good", "日本"]) == [
+        "true \\ predicted   good  日本",
+        "good              1,200     3",
+        "日本                 40     5",
+    ]
+    assert format_class_scores(metrics_of(confusion, ["good", "bad\n[b]"])["classes"])[2].startswith("bad\\n[b]")
+
+
 def test_the_spread_of_runs_is_mean_and_deviation_of_each_figure() -> None:
     def results(task: str, accuracy: float, pearson: float | None) -> dict[str, Any]:
         figures = {"accuracy": accuracy, "pearson": pearson, "confusion": [[1, 0], [0, 1]]}

@@ -1,4 +1,4 @@
-"""Tables in the published form of GLUE, SuperGLUE, SNLI and SciTail: their own columns, quotes and missing headers."""
+"""Tables in the published form of GLUE: their own columns, quotes and missing headers."""
 
 from pathlib import Path
 
@@ -95,10 +95,10 @@ def test_rows_without_agreement_are_left_out(gold: str, tmp_path: Path) -> None:
     assert [str(notice) for notice in found.notices] == ["skipped 2 rows whose gold label is -: no agreement"]
 
 
-def cola(path: Path, n: int = 8) -> Path:
+def cola(path: Path) -> Path:
     sources = ["gj04", "gj04", "bc01", "cj99"]
     lines = []
-    for row in range(n):
+    for row in range(8):
         bad = row % 3 == 2
         label, mark = str(1 - bad), "*" if bad else ""
         lines.append(f'{sources[row % 4]}\t{label}\t{mark}\tThe "sailors rode breeze number {row}.')

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from lmtool.data.table import RowError
+from lmtool.data.table import RowError, open_table
 from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.recipe.load import Setting, load
 from lmtool.tasks import metrics, reading
@@ -16,6 +18,7 @@ from lmtool.tasks.merges import read_label_merges
 from lmtool.tasks.metrics import format_class_scores
 from lmtool.tasks.notices import find_misspelt_labels
 from lmtool.tasks.reading import LabelledTable
+from lmtool.tasks.schema import choose_columns
 from tests.tasks.labelled import labelled, read
 
 
@@ -113,6 +116,23 @@ def test_a_class_with_one_row_that_resembles_no_other_is_still_refused(tmp_path:
 def test_several_labels_a_row_are_compared_too(tmp_path: Path) -> None:
     found = labelled(tmp_path, *["drama;comedy"] * 5, "dramma;comedy", "comedy")
     assert "'dramma' (1 row: line 7), did you mean 'drama' (5 rows)?" in str(notices(found)["similar labels"])
+
+
+def test_of_many_misspelt_labels_the_first_are_listed_with_their_first_lines(tmp_path: Path) -> None:
+    wrong = [f"positiv{letter}" for letter in "abcdfgh" for _ in range(5)]
+    notice = notices(labelled(tmp_path, *["positive"] * 9, *wrong, "other", "other"))["similar labels"]
+    assert notice.count == 35
+    assert "line 11, line 12, line 13, …" in str(notice)
+    assert "; and 4 more labels; " in str(notice)
+    assert str(notice).count("--merge-labels") == 3
+
+
+def test_of_a_table_without_lines_rows_are_named(tmp_path: Path) -> None:
+    labels = ["good", "good", "good", "Good", "Good"]
+    parquet.write_table(pyarrow.table({"text": list("abcde"), "label": labels}), tmp_path / "a.parquet")
+    table = open_table(str(tmp_path / "a.parquet"))
+    found = reading.read_labelled_table(table, choose_columns(table))
+    assert "(2 rows: row 4, row 5)" in str(notices(found)["similar labels"])
 
 
 # Long labels

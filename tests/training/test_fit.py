@@ -27,10 +27,10 @@ VOCAB, BOS = 11, 1
 SGD = {"kind": "sgd", "lr": 0.5, "momentum": 0.9}
 
 
-def a_store(n_documents: int = 40, seed: int = 0) -> MemoryStore:
+def a_store() -> MemoryStore:
     """Documents of unequal lengths, so that rows have unequal numbers of targets."""
-    rng = np.random.default_rng(seed)
-    return MemoryStore([[BOS, *rng.integers(2, VOCAB, rng.choice([1, 2, 4, 12])).tolist()] for _ in range(n_documents)])
+    rng = np.random.default_rng(0)
+    return MemoryStore([[BOS, *rng.integers(2, VOCAB, rng.choice([1, 2, 4, 12])).tolist()] for _ in range(40)])
 
 
 MODEL = {"kind": "transformer", "n_layers": 2, "d_model": 8, "n_heads": 2, "context": 12}

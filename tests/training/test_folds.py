@@ -35,22 +35,8 @@ def random_labels(path: Path, n_rows: int, seed: int) -> Path:
     return write_table(path, rows)
 
 
-WORDS = [
-    "film",
-    "plot",
-    "actor",
-    "scene",
-    "good",
-    "bad",
-    "dull",
-    "story",
-    "music",
-    "end",
-    "slow",
-    "funny",
-    "old",
-    "new",
-]
+WORDS = ["film", "plot", "actor", "scene", "good", "bad", "dull", "story", "music"]
+WORDS += ["end", "slow", "funny", "old", "new"]
 
 
 def learn(run: Path, table: Path, *settings: str, recipe: str | None = None, stop: Any = lambda: False) -> list[Any]:

@@ -165,9 +165,9 @@ def test_steps_without_pairs_have_no_speed(work: Work, kind: str) -> None:
 # How long it takes is told by the first steps
 
 
-def pairs_of_any_length(work: Work, n: int = 120) -> Path:
+def pairs_of_any_length(work: Work) -> Path:
     """Questions of one word to thirty, and answers."""
-    rows = (f"{words(1 + 29 * i // n, i)},{words(1 + i % 5, i)}" for i in range(n))
+    rows = (f"{words(1 + 29 * i // 120, i)},{words(1 + i % 5, i)}" for i in range(120))
     return write_table(work.folder / "pairs.csv", rows, "prompt,answer")
 
 

@@ -277,11 +277,12 @@ def test_orthogonalised_singular_values(rows: int, columns: int, scale: float, s
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4), (1, 5), (5, 1)])
 def test_orthogonalised_keeps_its_singular_vectors(shape: tuple[int, int]) -> None:
     """Against the same polynomial of exact singular values; bfloat16 has an error of about 0.01."""
-    matrices = torch.stack([conditioned(*shape, 0.2, seed) for seed in range(5)])
+    matrices = torch.stack([*(conditioned(*shape, 0.2, seed) for seed in range(5)), torch.zeros(shape)])
     together = orthogonalise(matrices)
     assert together.dtype == torch.float32
     assert together.shape == matrices.shape
-    for matrix, ours in zip(matrices, together, strict=True):
+    assert not together[5].any(), "zero stays zero"
+    for matrix, ours in zip(matrices[:5], together[:5], strict=True):
         wanted = reference.orthogonalised(matrix.double().numpy())
         assert float(np.linalg.norm(ours.double().numpy() - wanted)) < 0.05 * np.linalg.norm(wanted)
 

@@ -30,7 +30,7 @@ from lmtool.storage import durable
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import plan
 from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
-from lmtool.training.events import CheckpointSaved, RunAlreadyFinished, SamplesGenerated, StepCompleted
+from lmtool.training.events import CheckpointSaved, RunAlreadyFinished, SamplesGenerated, StepCompleted, TrainingStarted
 from lmtool.training.resuming import resume
 from tests.support import tiny
 from tests.support.cases import nightly_but
@@ -59,7 +59,8 @@ PROMPTS = "evaluation.prompts=[the, a cat]"
 
 
 def test_metrics_have_the_names_that_other_programs_read(work: Work) -> None:
-    work.pretrain()
+    (begun,) = of_kind(work.pretrain(), TrainingStarted)
+    assert (begun.steps, begun.first_step, begun.batch_units) == (12, 0, 8 * 16)
     records = metrics(work.run())
     assert [record["step"] for record in records] == list(range(1, 13))
     for record in records:
@@ -192,6 +193,10 @@ def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.Mon
     model.eval()
     with torch.no_grad():
         assert torch.equal(model.logits(model(batch).hidden_BTD), loaded.model.logits(loaded.model(batch).hidden_BTD))
+    told = [(event.step, event.prompt, event.text) for event in of_kind(events, SamplesGenerated)]
+    assert [line[:2] for line in told] == [(step, prompt) for step in (4, 8, 12) for prompt in ("the", "a cat")]
+    logged = map(json.loads, (work.run() / "samples.jsonl").read_text().splitlines())
+    assert [(line["step"], line["prompt"], line["text"]) for line in logged] == told
     for event in of_kind(events, SamplesGenerated)[-2:]:
         options = ["--max-new-tokens", "12", "--seed", "1", "--json"]
         named = str(work.run() / "checkpoints" / "step-000012")
@@ -260,6 +265,7 @@ def test_a_changed_setup_is_told(work: Work, monkeypatch: pytest.MonkeyPatch) ->
     for change in ("precision float32 -> bfloat16", "micro_batch auto -> 3", "threads", "-> 64"):
         assert change in warning
     assert {event.step.micro_batch for event in of_kind(events, StepCompleted)} == {3}
+    assert [begun.first_step for begun in of_kind(events, TrainingStarted)] == [4]
 
 
 @pytest.mark.parametrize("how", nightly_but(["bit", "cut", "missing"], "bit"))

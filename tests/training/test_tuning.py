@@ -110,6 +110,21 @@ def test_only_the_head_learns_on_a_frozen_body(work: Work, base: Path) -> None:
     assert changed(body, weights(base, 4)) == set()
 
 
+def test_another_task_takes_the_body_and_gets_a_new_head(work: Work, base: Path) -> None:
+    work.finetune("checkpoint.keep_last=9", source=base, name="first")
+    rows = (f"the cat {words(i % 7)} {'ran home' if i % 2 else 'sat'},{'xy'[i % 2]}" for i in range(60))
+    table = write_table(work.folder / "other.csv", rows)
+    first = work.run("first")
+    events = work.finetune("tuning.freeze=body", "checkpoint.keep_last=9", source=first, table=table, name="second")
+    assert "the head is new, since the labels differ from those of the run" in warnings_in(events)
+    learnt, begun = read_merged_weights(resolve_reference(str(first))), weights(work.run("second"), 2)
+    assert {name for name in changed(dict(learnt), begun) if name.startswith("body.")} == set()
+    assert changed(
+        weights(base, 4), {name.removeprefix("body."): t for name, t in begun.items() if name.startswith("body.")}
+    )
+    assert "head.weight" in changed(dict(learnt), begun)
+
+
 def test_embeddings_can_stay(work: Work, base: Path) -> None:
     events = work.finetune("tuning.freeze=embeddings", HOT, "checkpoint.keep_last=9", source=base)
     (plan,) = of_kind(events, TrainingStarted)

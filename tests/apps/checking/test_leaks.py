@@ -105,7 +105,7 @@ def test_a_look_at_a_part_says_so(pretrained: Work) -> None:
     assert told_of(run, {1: FRESH}, max_training_chunks=1000) == []
 
 
-def test_what_is_not_there_is_not_looked_through(pretrained: Work, tmp_path: Path) -> None:
+def test_what_is_not_there_is_not_looked_through(pretrained: Work) -> None:
     pretrained.text.unlink()
     assert told_of(pretrained.run(), {1: DOCUMENTS[0]}) == []
 

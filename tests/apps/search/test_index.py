@@ -50,11 +50,11 @@ def found(path, loaded, query, k=99):
     return hits
 
 
-def check(path, loaded, texts, query="the cat"):
+def check(path, loaded, texts):
     """Assert that an index has these texts, and ranks them as a loop does."""
-    (vector,) = vectors_of(loaded, [query])
+    (vector,) = vectors_of(loaded, ["the cat"])
     wanted = plain.ranking(vector, vectors_of(loaded, [one.text for one in texts]), 99)
-    hits = found(path, loaded, query)
+    hits = found(path, loaded, "the cat")
     assert sorted(hit[:3] for hit in hits) == sorted(text[:3] for text in texts)
     np.testing.assert_allclose([hit.score for hit in hits], [score for _, score in wanted], atol=1e-5)
     assert len(Index(path).row_N) == len(texts)

@@ -322,13 +322,10 @@ def test_a_copy_of_the_embedding_is_tied(tmp_path):
 # Tokenizers
 
 
-def tokenizer_file(path, add, arch="llama"):
+def tokenizer_file(path, add):
     """A file of a tiny Llama whose tokenizer `add` writes."""
     model = model_of("llama")
-    writer = gguf.GGUFWriter(path, arch)
-    source = new_writer(path, model)
-    writer.kv_data[0].update({k.replace("llama.", f"{arch}."): v for k, v in source.kv_data[0].items()})
-    writer.add_string("general.architecture", arch)
+    writer = new_writer(path, model)
     add(writer)
     add_tensors(writer, model)
     finish(writer)
@@ -762,7 +759,7 @@ def test_a_recipe_that_gguf_cannot_express(changes, key):
     assert key in caught.value.obstacles
 
 
-def test_a_window_that_no_text_is_longer_than(tmp_path):
+def test_a_window_that_no_text_is_longer_than():
     spec = published(model_of("llama"))[0]
     llama = GGUF_FAMILIES["llama"]
     wide = Transformer.model_validate({**spec.model_dump(), "pattern": {"kind": "window", "size": spec.context}})
