@@ -41,7 +41,7 @@ from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, build
 from lmtool.model.packed import pack_weights_
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.runs.load import load_merged_and_packed
+from lmtool.runs.load import load_for_inference
 from lmtool.tokenization.prompt_format import Prompt
 
 START, END = 0, 1
@@ -299,7 +299,7 @@ def published(run: str, folder: Path, ggufs: Sequence[Path]) -> Task:
     """An imported run, and its export."""
 
     def ours(precision: str) -> LanguageModel:
-        return load_merged_and_packed(run, configure_compute("cpu", precision)).model
+        return load_for_inference(run, configure_compute("cpu", precision)).model
 
     def theirs(precision: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=precision, attn_implementation="sdpa").eval()

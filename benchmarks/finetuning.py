@@ -30,7 +30,7 @@ from lmtool.recipe.load import Setting, parse_settings
 from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import BATCHES_PER_POOL
-from lmtool.training.events import Ended, FitStarted, Stepped
+from lmtool.training.events import StepCompleted, TrainingEnded, TrainingStarted
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.job import SessionOptions
 from lmtool.training.plan import TrainingPlan
@@ -110,7 +110,7 @@ def compare(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         events = train(plan, SessionOptions([], ignore_progress, lambda: False, Path(folder) / "run"))
         began = time.perf_counter()
-        n_ours = next(event.steps for event in events if isinstance(event, FitStarted))
+        n_ours = next(event.steps for event in events if isinstance(event, TrainingStarted))
         reading = time.perf_counter() - began
         began = time.perf_counter()
         peer = Plain(plan, given)
@@ -122,8 +122,8 @@ def compare(given: argparse.Namespace) -> None:
             """Trains to the next share of the steps; the last one ends with the run."""
             turn = next(own_share)
             for event in events:
-                reached = isinstance(event, Stepped) and event.step.step >= turn * n_ours / given.turns
-                if isinstance(event, Ended) or (reached and turn < given.turns):
+                reached = isinstance(event, StepCompleted) and event.step.step >= turn * n_ours / given.turns
+                if isinstance(event, TrainingEnded) or (reached and turn < given.turns):
                     return
 
         def plain_share() -> None:

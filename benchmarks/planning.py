@@ -61,13 +61,13 @@ def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]
     from lmtool.objective import build_objective
     from lmtool.runs.load import build_for_training
     from lmtool.training.cost.footprint import AllocationTracker
-    from lmtool.training.data import prepare_text
+    from lmtool.training.data import tokenize_training_text
     from lmtool.training.fit import ModelAndOptimizers, fit
     from lmtool.training.optimizer import Optimizers
 
     recipe = load(name, [*settings(steps, batch), Setting("data.train", [TEXT], "TEXT")]).recipe
     compute = configure_compute("cpu", recipe.training.precision)
-    recipe, data = prepare_text(recipe, None, World(), lambda *_: None)
+    recipe, data = tokenize_training_text(recipe, None, World(), lambda *_: None)
 
     def train(rows: int, n: int) -> tuple[LanguageModel, Objective]:
         changed = recipe.training.model_copy(update={"batch_size": rows, "steps": n})
@@ -78,7 +78,7 @@ def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]
         for parameter in objective.unused_parameters(lm):
             parameter.requires_grad_(False)
         optimizers = Optimizers(own.optimizer, lm, compute, own.tuning)
-        for _ in fit(ModelAndOptimizers(lm, objective, optimizers), data.examples(objective), own, compute):
+        for _ in fit(ModelAndOptimizers(lm, objective, optimizers), data.make_examples(objective), own, compute):
             pass
         return lm, objective
 

@@ -28,8 +28,8 @@ from lmtool.errors import UsageError
 from lmtool.evaluation.attention import TextAttention, compute_attention
 from lmtool.evaluation.embedding import HiddenStates, PoolName, embed, hidden_states
 from lmtool.evaluation.gradients import (
-    Contraction,
     GradientFlow,
+    StateContraction,
     compute_gradient_flow_of_text,
     measure_state_contraction_on_text,
 )
@@ -52,7 +52,7 @@ from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from lmtool.tasks.task import Prediction
 from lmtool.tokenization.chat import Message
-from lmtool.training.events import Started, Warn
+from lmtool.training.events import RunStarted, Warn
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.job import SessionOptions
 from lmtool.training.plan import TrainingPlan, plan_pretraining
@@ -107,7 +107,7 @@ class TrainedModel(TextGenerator):
         """The norms of the gradient of one token's loss in the states before it, as `lmtool gradients` shows them."""
         return compute_gradient_flow_of_text(self._unpacked, text, token)
 
-    def two_starts(self, text: str, seed: int = 0) -> Contraction:
+    def two_starts(self, text: str, seed: int = 0) -> StateContraction:
         """How two states that read the same text come together, as `lmtool gradients --starts` shows it."""
         return measure_state_contraction_on_text(self._unpacked, text, seed)
 
@@ -253,7 +253,7 @@ def _train_and_load(make_plan: Callable[[Progress], TrainingPlan], out: str) -> 
     run = ""
     with closing(DashboardLoggers()) as loggers:
         for event in train(make_plan(no_progress), options):
-            if isinstance(event, Started):
+            if isinstance(event, RunStarted):
                 run = str(event.path)
             for warning in (*loggers.log_event(event), *([event.text] if isinstance(event, Warn) else ())):
                 warnings.warn(warning, stacklevel=3)

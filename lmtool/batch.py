@@ -134,7 +134,7 @@ class Mask:
     extra_mask_BQS: bool, an additional mask of the last Q queries, False at masked keys.
     text_positions_PS: int64, for the window and global tokens: position of each key in its text, for all rows or for
         each; None where that is its position in the row.
-    width: number of rows that share a line of the KV cache, with their queries concatenated; see `Branches`.
+    width: number of rows that share a line of the KV cache, with their queries concatenated; see `CacheLineSharing`.
     """
 
     causal: bool = False
@@ -159,7 +159,7 @@ class Mask:
         return not self.causal and not self._has_tensors and self.window is None
 
     @property
-    def later_document_starts_BS(self) -> Tensor | None:
+    def document_starts_after_first_BS(self) -> Tensor | None:
         """True at the first token of each document after the first of a row; None where a row is one text."""
         if self.documents_BS is None:
             return None

@@ -72,7 +72,7 @@ def test_where_documents_begin_equals_a_loop(drawn: tuple[dict[str, Any], int, i
         keep_BS=None if fields["keep_BS"] is None else torch.tensor(keep),
     )
     if documents is None:
-        assert mask.later_document_starts_BS is None
+        assert mask.document_starts_after_first_BS is None
         return
     wanted = []
     for row, kept in zip(documents, keep, strict=True):
@@ -80,8 +80,8 @@ def test_where_documents_begin_equals_a_loop(drawn: tuple[dict[str, Any], int, i
         for document, is_text in zip(row, kept, strict=True):
             wanted.append(is_text and last is not None and document != last)
             last = document if is_text else last
-    assert mask.later_document_starts_BS is not None
-    assert mask.later_document_starts_BS.flatten().tolist() == wanted
+    assert mask.document_starts_after_first_BS is not None
+    assert mask.document_starts_after_first_BS.flatten().tolist() == wanted
 
 
 @settings(deadline=None)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from lmtool.compute.device import InferenceName
-    from lmtool.data.table import SkippedRows
+    from lmtool.data.table import SkippedRowCounts
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import AnyParams
     from lmtool.recipe.spec.base import DeviceName
@@ -110,9 +110,9 @@ def open_model(run: str, device: "DeviceName", precision: "InferenceName") -> "L
     """Loads the model that is named on the command line."""
     from lmtool.compute.device import configure_compute
     from lmtool.interop.resolve import resolve_reference
-    from lmtool.runs.load import load_merged_and_packed
+    from lmtool.runs.load import load_for_inference
 
-    return load_merged_and_packed(resolve_reference(run), configure_compute(device, precision))
+    return load_for_inference(resolve_reference(run), configure_compute(device, precision))
 
 
 def attach_draft(generator: "TextGenerator", draft: str | None, n_tokens: int | None) -> list[str]:
@@ -197,7 +197,7 @@ def warn_of_cut_forms(params: "AnyParams", reasons: Counter[str]) -> None:
     warn([f"{texts} cut before the form ({form.kind}) was complete; {fix}"])
 
 
-def warn_of_skipped(skipped: "SkippedRows | None") -> None:
+def warn_of_skipped(skipped: "SkippedRowCounts | None") -> None:
     """Warns of skipped rows, if any. Only the main process prints."""
     from lmtool.compute.processes import is_main_process
 
@@ -249,7 +249,7 @@ def put_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console")
 class _Reportable(Protocol):
     """A result that can be printed as JSON or as lines."""
 
-    def record(self) -> Mapping[str, object]: ...
+    def to_record(self) -> Mapping[str, object]: ...
 
     def lines(self) -> Iterable[str]: ...
 
@@ -260,7 +260,7 @@ def put_result(result: _Reportable, as_json: bool, more: Mapping[str, Any] = Map
     from lmtool.storage.records import replace_nonfinite
 
     if is_main_process() and as_json:
-        put_json(replace_nonfinite({**result.record(), **more}))
+        put_json(replace_nonfinite({**result.to_record(), **more}))
     elif is_main_process():
         put(*result.lines())
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmtool.evaluation.loop import ValidationResult
     from lmtool.recipe.spec.text import TokenizerFile, TokenizerSpec
     from lmtool.tokenization.tokenizer import Tokenizer
-    from lmtool.training.events import AlreadyFinished, DurationEstimate, Ended, Event, FitStarted
+    from lmtool.training.events import DurationEstimate, Event, RunAlreadyFinished, TrainingEnded, TrainingStarted
     from lmtool.training.fit import CompletedStep
 
 LINE_SECONDS = 10
@@ -83,43 +83,43 @@ class Display:
         from lmtool.training.comparison import BitsPerByteResults
 
         match event:
-            case events.Started():
+            case events.RunStarted():
                 self._close_bar()
                 self._part = "valid" if event.recipe.data.holds_out else "training"
                 tokenizer = f"tokenizer: {describe_tokenizer(event.tokenizer, event.recipe.tokenizer)}"
                 self._say(f"run {event.path}", *event.data, tokenizer)
                 self._say(*(f"changed: {change}" for change in event.changes))
-            case events.AlreadyFinished():
+            case events.RunAlreadyFinished():
                 self._warn(*_describe_finished(event))
             case events.Info():
                 self._say(event.text)
             case events.DurationEstimate():
                 self._say(*_describe_timing(event))
-            case events.FitStarted():
+            case events.TrainingStarted():
                 self._say(*_describe_plan(event))
                 if event.steps is not None and 10 <= event.steps <= event.warmup_steps:
                     rises = f"the learning rate only rises in these {format_count(event.steps, 'step')}"
                     self._say(f"{rises}: -s schedule.warmup_steps={event.steps // 10} warms up in a tenth of them")
                 self._begin(event)
-            case events.Stepped():
+            case events.StepCompleted():
                 self._step(event.step, event.validation, event.is_best)
-            case events.Sampled():
+            case events.SamplesGenerated():
                 if not self._has_sampled:
                     self._say("samples, one to a line: the prompt, |, what the model writes; ↵ is a line break")
                 self._has_sampled = True
                 self._say(f"  {event.prompt}|{event.text}".replace("\n", "↵"))
             case events.Warn():
                 self._warn(f"warning: {event.text}")
-            case events.StepsChanged():
+            case events.StepCountChanged():
                 self._steps = event.steps
                 self._update(total=event.steps)
                 self._say(f"length: {format_count(event.steps, 'step')}, {event.why}")
-            case events.Ended():
+            case events.TrainingEnded():
                 self._close_bar()
                 self._say(_describe_end(event, time.monotonic() - self._began, self._part))
             case BitsPerByteResults():
                 self._say(*event.lines())
-                self._warn(*(f"warning: {warning}" for warning in event.warn_if_worse_than_ngrams()))
+                self._warn(*(f"warning: {warning}" for warning in event.warnings_if_worse_than_ngrams()))
 
     def _say(self, *lines: str) -> None:
         if not self._quiet:
@@ -154,7 +154,7 @@ class Display:
             self._bar.stop()
             self._bar = None
 
-    def _begin(self, plan: "FitStarted") -> None:
+    def _begin(self, plan: "TrainingStarted") -> None:
         self._steps = plan.steps
         self._counted, self._peak_speed = plan.counted, plan.peak_speed
         self._began = time.monotonic()
@@ -210,7 +210,7 @@ def _make_work_columns() -> "list[ProgressColumn]":
     return [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()]
 
 
-def _describe_finished(event: "AlreadyFinished") -> list[str]:
+def _describe_finished(event: "RunAlreadyFinished") -> list[str]:
     done = f"all {event.step} steps" if event.step > 1 else "its only step"
     how = f"stopped early, at step {event.step}" if event.early else f"has completed {done}"
     if not event.can_go_on:
@@ -239,7 +239,7 @@ def format_quantity(number: float, unit: str) -> str:
     return f"{number:.3g} {unit}"
 
 
-def _describe_plan(plan: "FitStarted") -> list[str]:
+def _describe_plan(plan: "TrainingStarted") -> list[str]:
     learnt = ""
     if plan.learning != plan.parameters:
         learnt = f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
@@ -275,7 +275,7 @@ def _describe_timing(timed: "DurationEstimate") -> list[str]:
     return lines
 
 
-def _describe_end(event: "Ended", seconds: float, part: str) -> str:
+def _describe_end(event: "TrainingEnded", seconds: float, part: str) -> str:
     from lmtool.recipe.grammar import join_with_or
 
     best = ""

@@ -41,7 +41,7 @@ def run_training(
     from lmtool.report.dashboards import DashboardLoggers
     from lmtool.runs.directory import REPORT
     from lmtool.tasks.results import Results
-    from lmtool.training.events import AlreadyFinished, Ended, FitStarted, Started, Warn
+    from lmtool.training.events import RunAlreadyFinished, RunStarted, TrainingEnded, TrainingStarted, Warn
     from lmtool.training.job import SessionOptions
 
     stop = StopAtStep(notify=is_main_process() and not quiet)
@@ -65,12 +65,12 @@ def run_training(
             for warning in loggers.log_event(event):
                 display.show(Warn(warning))
             match event:
-                case FitStarted():
+                case TrainingStarted():
                     # in every process, not only the one that writes
                     stop.open()
-                case Started() | AlreadyFinished():
+                case RunStarted() | RunAlreadyFinished():
                     display.run = event.path
-                case Ended():
+                case TrainingEnded():
                     reason = event.reason
                 case Results():
                     with suppress(ReaderGone):  # the run is finished all the same

@@ -15,7 +15,7 @@ from torch import nn
 from lmtool.compute import torch_private
 from lmtool.compute.device import ExecutionContext
 from lmtool.compute.processes import convert_peer_errors
-from lmtool.compute.shards import own_rows
+from lmtool.compute.shards import get_local_rows
 
 
 class LayeredModule(Protocol):
@@ -40,7 +40,7 @@ class ShardedModel:
     def __init__(self, lm: LayeredModule, module: nn.Module, compute: ExecutionContext) -> None:
         """Shards a model in place; its parameters are new objects from here on.
 
-        lm: may have been built in a `ShardedBuild`. module: what is trained: the model, or what it is a part of.
+        lm: may have been built in a `ShardNewParameters`. module: what is trained: the model, or what it is a part of.
         """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -51,7 +51,7 @@ class ShardedModel:
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if compute.dtype != torch.float32:
             policy = MixedPrecisionPolicy(compute.dtype, torch.float32, cast_forward_inputs=False)
-        rows = {name: own_rows(parameter) for name, parameter in lm.named_parameters() if parameter.is_meta}
+        rows = {name: get_local_rows(parameter) for name, parameter in lm.named_parameters() if parameter.is_meta}
         for linears in _linears_by_layer(lm):
             fully_shard(linears, mesh=mesh, mp_policy=policy)
         self.module = module
@@ -59,7 +59,7 @@ class ShardedModel:
         torch_private.allocate_meta_tensors_(self.module, compute.device)
         for name, parameter in lm.named_parameters():
             if name in rows:
-                own_rows(parameter).copy_(rows.pop(name))
+                get_local_rows(parameter).copy_(rows.pop(name))
         # now, since a validation may come before the first step, and then the first layer would be taken for the root
         torch_private.initialize_fsdp_(root)
         self._sharded_modules = [part for part in self.module.modules() if isinstance(part, FSDPModule)]

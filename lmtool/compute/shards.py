@@ -1,8 +1,8 @@
 """Tensors that are sharded by rows over processes: the rows of this process, and what processes exchange.
 
-A model is built in a `ShardedBuild`: its parameters have no storage, and only the rows of one process beside them. When
-it is trained they are DTensors. Of R rows, n processes have ceil(R / n) each, and the last ones what is left, as
-torch.chunk divides them.
+A model is built in a `ShardNewParameters`: its parameters have no storage, and only the rows of one process beside
+them. When it is trained they are DTensors. Of R rows, n processes have ceil(R / n) each, and the last ones what is
+left, as torch.chunk divides them.
 
 Shapes: R rows, C columns.
 """
@@ -38,7 +38,7 @@ _INITIALIZERS = frozenset(("normal_", "uniform_", "kaiming_uniform_", "zero_", "
 """What gives new parameters their values."""
 
 
-class ShardedBuild(TorchFunctionMode):
+class ShardNewParameters(TorchFunctionMode):
     """A context in which new modules hold only the rows of one process, with the values of whole ones.
 
     Each parameter is initialised as a whole by the same random numbers, then cut, before the next one is.
@@ -62,7 +62,7 @@ class ShardedBuild(TorchFunctionMode):
             return whole.clone()
         at = row_range(len(whole), self._rank, self._size)
         if is_sharded(tensor):
-            own_rows(tensor).copy_(whole[at])
+            get_local_rows(tensor).copy_(whole[at])
         else:
             vars(tensor)[_SHARD_ATTRIBUTE] = RowShard(whole[at].clone(), at)
         return tensor
@@ -86,7 +86,7 @@ def _is_distributed(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def own_rows(tensor: Tensor) -> Tensor:
+def get_local_rows(tensor: Tensor) -> Tensor:
     """The rows that this process holds, in the same memory; all of a tensor that is not sharded."""
     if _SHARD_ATTRIBUTE in vars(tensor):
         shard: RowShard = vars(tensor)[_SHARD_ATTRIBUTE]
@@ -109,7 +109,7 @@ def row_range(n_rows: int, rank: int, size: int) -> slice:
     return slice(min(rank * per_process, n_rows), min((rank + 1) * per_process, n_rows))
 
 
-def own_row_range(tensor: Tensor) -> slice:
+def get_local_row_range(tensor: Tensor) -> slice:
     """The range of the rows of a sharded tensor that this process holds."""
     if _SHARD_ATTRIBUTE in vars(tensor):
         shard: RowShard = vars(tensor)[_SHARD_ATTRIBUTE]
@@ -120,7 +120,7 @@ def own_row_range(tensor: Tensor) -> slice:
 
 def select_own_tensors(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
     """Selects what a process saves: its rows of sharded tensors, and in rank 0 all other tensors too."""
-    own = {name: own_rows(tensor) for name, tensor in tensors.items() if rank == 0 or is_sharded(tensor)}
+    own = {name: get_local_rows(tensor) for name, tensor in tensors.items() if rank == 0 or is_sharded(tensor)}
     return {name: rows for name, rows in own.items() if rank == 0 or len(rows)}
 
 
@@ -135,9 +135,9 @@ def make_sharded_like(rows: Tensor, tensor: Tensor) -> Tensor:
     )
 
 
-def all_reduce_norm(group: ProcessGroup, own_norm: Tensor) -> Tensor:
+def all_reduce_norm(group: ProcessGroup, local_norm: Tensor) -> Tensor:
     """Returns the norm of all rows, from that of the rows of each process."""
-    squared = own_norm.square()
+    squared = local_norm.square()
     with convert_peer_errors():
         dist.all_reduce(squared, group=group)
     return squared.sqrt()

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmtool.recipe.load import bundled_path
+from lmtool.recipe.load import find_bundled_folder
 from lmtool.storage.checksum import sha256_of_file
 
 ENTROPY_FILE = "limits.json"
@@ -12,7 +12,7 @@ ENTROPY_FILE = "limits.json"
 
 def data_folder() -> Path:
     """Returns the folder of the bundled texts."""
-    return bundled_path("data")
+    return find_bundled_folder("data")
 
 
 def find_bundled_file(path: Path) -> Path | None:

@@ -122,7 +122,7 @@ def _make_brown_genre_rows(files: Members) -> list[TableRow]:
     )
 
 
-def _count_first_names_by_sex(files: Members) -> list[tuple[str, Counter[str]]]:
+def _count_children_by_name_and_sex(files: Members) -> list[tuple[str, Counter[str]]]:
     """Counts the children of each sex with a first name in lower case, the most frequent name first."""
     from pyarrow import parquet
 
@@ -136,7 +136,8 @@ def _count_first_names_by_sex(files: Members) -> list[tuple[str, Counter[str]]]:
 def _make_name_sex_rows(files: Members) -> list[TableRow]:
     """Makes rows of those of the 20,000 most frequent names that nine in ten children of one sex have."""
     common = [
-        (name, sexes.most_common(1)[0], sexes.total()) for name, sexes in _count_first_names_by_sex(files)[:20_000]
+        (name, sexes.most_common(1)[0], sexes.total())
+        for name, sexes in _count_children_by_name_and_sex(files)[:20_000]
     ]
     return seeded_shuffle({"name": name, "label": sex} for name, (sex, n), total in common if n >= 0.9 * total)
 
@@ -196,7 +197,7 @@ DATASET_BUILDERS: dict[str, Callable[[Members], str | list[TableRow] | dict[str,
     ),
     "lines": lambda files: "".join(seeded_shuffle("".join(_decode_members(files).values()).splitlines(keepends=True))),
     "names": lambda files: "".join(
-        seeded_shuffle(f"{name}\n" for name, _ in _count_first_names_by_sex(files)[:32_033])
+        seeded_shuffle(f"{name}\n" for name, _ in _count_children_by_name_and_sex(files)[:32_033])
     ),
     "topics": _make_topic_rows,
     "spam": _make_spam_rows,

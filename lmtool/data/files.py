@@ -83,7 +83,7 @@ def name_without_compression(path: Path) -> str:
     return path.name.lower().removesuffix(compression_suffix(path))
 
 
-def infer_format(path: Path) -> str:
+def infer_format_suffix(path: Path) -> str:
     """Returns one of FOLDER_FORMATS or .json, inferred from the name without compression; .txt by default.
 
     A .json file has the format .json if it holds a list of objects, .jsonl if it has an object on each line, else .txt.
@@ -435,6 +435,6 @@ def hash_files(paths: Sequence[Path]) -> str:
     for path in paths:
         with convert_read_errors(path), open(path, "rb") as file:
             packed = compression_suffix(path)
-            total.update(f"{infer_format(path)} {packed if packed == '.zst' else packed == '.gz'} ".encode())
+            total.update(f"{infer_format_suffix(path)} {packed if packed == '.zst' else packed == '.gz'} ".encode())
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()

@@ -12,7 +12,7 @@ from lmtool.data.files import hash_files, quote
 from lmtool.data.rowfile import missing_column_error, not_text_error
 from lmtool.errors import DataError, LmtoolError
 from lmtool.storage.checksum import sha256_of_json
-from lmtool.storage.durable import cache_folder, find_writable_path, hold_lock, write_file
+from lmtool.storage.durable import cache_folder, find_writable_cache_path, hold_lock, write_file
 
 HUB_PREFIX = "hf:"
 
@@ -76,14 +76,14 @@ def download_dataset(source: str, column: str | None) -> Path:
         path = cache_folder() / DATASETS_FOLDER / f"{key}.jsonl"
         if path.exists():
             return path
-        path = find_writable_path(path)
+        path = find_writable_cache_path(path)
         with hold_lock(path.with_suffix(".lock")):
             if not path.exists():
                 rows = builder.as_streaming_dataset(split=split)
                 if column is None:
                     rows = _decode_classes_and_translations(rows)
                 else:
-                    rows = _select_text_column(rows, column, source)
+                    rows = _check_and_select_text_column(rows, column, source)
                 lines = (json.dumps(row, default=str).encode() + b"\n" for row in _convert_row_errors(rows, source))
                 write_file(path, lines)
         return path
@@ -111,7 +111,7 @@ class DatasetShards:
         """Yields the texts of a shard in order; skips nulls. Raises DataError."""
         with _convert_dataset_errors(self._source):
             rows = self._rows.shard(num_shards=self.n_shards, index=shard)
-            for row in _select_text_column(rows, self._column, self._source):
+            for row in _check_and_select_text_column(rows, self._column, self._source):
                 if row[self._column] is not None:
                     yield row[self._column]
 
@@ -150,7 +150,7 @@ def _convert_row_errors(rows: Iterable[dict[str, Any]], source: str) -> Iterator
         yield from rows
 
 
-def _select_text_column(rows: Iterable[dict[str, Any]], column: str, source: str) -> Iterator[dict[str, Any]]:
+def _check_and_select_text_column(rows: Iterable[dict[str, Any]], column: str, source: str) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(rows, 1):
         if column not in row:
             raise missing_column_error(column, list(row), quote(source), "--column")

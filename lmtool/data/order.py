@@ -179,7 +179,7 @@ class MixtureOrder:
 
 
 @dataclass(frozen=True)
-class StreamWindows:
+class RandomOffsetWindows:
     """Cuts one long stream into windows of `context` + 1 tokens, inputs and targets, at another offset each epoch.
 
     Window i of epoch e is tokens[start : start + context + 1], start = phase(e) + i * context. Every phase leaves room

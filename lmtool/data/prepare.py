@@ -30,7 +30,7 @@ from lmtool.data.corpus import DocumentChunk, find_last_pretoken_boundary
 from lmtool.data.files import display_path
 from lmtool.data.split import CorpusPart, WholeCorpusPart, split_by_characters, split_by_documents
 from lmtool.data.store import STORE_MANIFEST, EncodedChunk, StoreWriter, TokenStore, remove_progress_file
-from lmtool.data.streaming import StreamedText, StreamHead, should_stream
+from lmtool.data.streaming import StreamedText, StreamHeadCorpus, should_stream
 from lmtool.data.survey import (
     Progress,
     ScannedCorpus,
@@ -43,7 +43,7 @@ from lmtool.data.survey import (
 )
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TokenizerSpec
-from lmtool.storage.durable import cache_folder, convert_write_errors, find_writable_path, hold_lock
+from lmtool.storage.durable import cache_folder, convert_write_errors, find_writable_cache_path, hold_lock
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _IS_SPACE = bytes(chr(byte).isspace() for byte in range(256))
@@ -112,7 +112,7 @@ class TokenizedData:
     def streamed(self) -> tuple[tuple[StreamedText, CorpusPart], ...]:
         """Returns each streamed text, of which the stores hold the head only, and the part of it for training."""
         parts = [(train.text.corpus, train.part) for train, _ in self.texts]
-        return tuple((corpus.streamed_text, part) for corpus, part in parts if isinstance(corpus, StreamHead))
+        return tuple((corpus.streamed_text, part) for corpus, part in parts if isinstance(corpus, StreamHeadCorpus))
 
 
 class PredictedBytesAndTokens(NamedTuple):
@@ -297,7 +297,7 @@ def _open_or_write_store(
     """Returns the token store of a part of a corpus, and whether it had to be written."""
     key = part.store_key(tokenizer)
     cached = cache_folder() / TOKENS / key
-    path = out or find_writable_path(cached)
+    path = out or find_writable_cache_path(cached)
     if out is None and path != cached:
         with suppress(DataError):
             if (store := _open_store_if_same(cached, key, tokenizer, disposable=False)) is not None:

@@ -296,21 +296,21 @@ class JsonListFile(JsonRowFile):
 
     def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
         text = _IncrementalJsonReader(read_text_blocks(self.path, self.encoding))
-        self._expect(text, "[")
-        if text.peek_non_space() != "]":
+        self._read_expected_character(text, "[")
+        if text.skip_space_and_peek() != "]":
             while True:
                 yield self._decode_object(text, decoder)
-                if self._expect(text, ",]") == "]":
+                if self._read_expected_character(text, ",]") == "]":
                     break
         else:
-            self._expect(text, "]")
-        if text.peek_non_space():
+            self._read_expected_character(text, "]")
+        if text.skip_space_and_peek():
             raise self._error("text follows the list", text.line, "remove it, or put it into the list")
 
     def _decode_object(
         self, reader: "_IncrementalJsonReader", decoder: json.JSONDecoder
     ) -> tuple[int, dict[str, Any] | RecordFault]:
-        if reader.peek_non_space() != "{":
+        if reader.skip_space_and_peek() != "{":
             raise self._error("the list has something other than objects", reader.line, _LIST_FIX)
         line = reader.line
         while True:
@@ -329,9 +329,9 @@ class JsonListFile(JsonRowFile):
                     continue
                 raise self._error(f"not JSON: {describe_json_error(error)}", fault_line, _LIST_FIX) from error
 
-    def _expect(self, reader: "_IncrementalJsonReader", characters: str) -> str:
+    def _read_expected_character(self, reader: "_IncrementalJsonReader", characters: str) -> str:
         """Reads the next character that is no white space, which must be one of these."""
-        if not (found := reader.peek_non_space()) or found not in characters:
+        if not (found := reader.skip_space_and_peek()) or found not in characters:
             wanted = " or ".join(characters)
             raise self._error(f"not JSON: here {wanted} is missing", reader.line, "correct it, or copy the file again")
         reader.skip()
@@ -356,7 +356,7 @@ class _IncrementalJsonReader:
         """Returns the number of characters that are read and not decoded."""
         return len(self._text) - self._position
 
-    def peek_non_space(self) -> str:
+    def skip_space_and_peek(self) -> str:
         """Moves to the next character that is no white space, and returns it; empty at the end."""
         while True:
             found = _NON_SPACE.search(self._text, self._position)

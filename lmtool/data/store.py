@@ -87,7 +87,7 @@ class _LazilyVerifiedShard:
                 self._is_verified[block] = 1
                 begin = block + 1
                 continue
-            self._store.damage = self._store._invalidate(f"{self._name} {what}")
+            self._store.damage = self._store._invalidate_and_make_error(f"{self._name} {what}")
             raise self._store.damage
 
 
@@ -128,17 +128,17 @@ class TokenStore:
             if not (path / STORE_MANIFEST).exists():
                 fix = "make one with `lmtool tokenize`"
                 raise DataError("there is no token store", where=str(path), fix=fix) from error
-            raise self._invalidate(f"{Path(error.filename).name} is missing") from error
+            raise self._invalidate_and_make_error(f"{Path(error.filename).name} is missing") from error
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
                 what = f"the token store cannot be read: {error.strerror}"
                 raise ResourceError(what, where=str(path), fix=durable.suggest_write_fix(error)) from error
-            raise self._invalidate(str(error)) from error
+            raise self._invalidate_and_make_error(str(error)) from error
         if xxh3_by_block(documents.data.cast("B")) != manifest.checksums[_INDEX_FILE]:
-            raise self._invalidate(f"{_INDEX_FILE} has changed")
+            raise self._invalidate_and_make_error(f"{_INDEX_FILE} has changed")
         ends = documents[:, 0]
         if ends[0] < 0 or ends[-1] > manifest.tokens or (ends[1:] < ends[:-1]).any() or (documents < 0).any():
-            raise self._invalidate(f"{_INDEX_FILE} has ends of documents that do not grow")
+            raise self._invalidate_and_make_error(f"{_INDEX_FILE} has ends of documents that do not grow")
         self._ends = np.cumsum(manifest.shards, dtype=np.int64)
         self._document_ends, self.n_bytes, self.n_words = documents.T
         self.n_documents, self.vocab_size, self.fingerprint = len(ends), manifest.vocab_size, manifest.fingerprint
@@ -172,7 +172,7 @@ class TokenStore:
         with suppress(DataError):  # kept for the next read
             self.verify()
 
-    def _invalidate(self, what: str) -> DataError:
+    def _invalidate_and_make_error(self, what: str) -> DataError:
         """Returns the error for a damaged store; deletes the store.json of a disposable store."""
         fix = "delete this folder, and make it again"
         if self._disposable:

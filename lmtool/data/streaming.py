@@ -23,7 +23,7 @@ from lmtool.data.files import (
     display_path,
     find_files,
     find_next_document_start,
-    infer_format,
+    infer_format_suffix,
 )
 from lmtool.data.hub import HUB_PREFIX, DatasetShards
 from lmtool.data.order import derive_seed, permute
@@ -50,7 +50,7 @@ class BlockPosition(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamHead(Corpus):
+class StreamHeadCorpus(Corpus):
     """The first block of a streamed text, as a corpus."""
 
     streamed_text: "StreamedText"
@@ -74,7 +74,7 @@ class StreamedText:
         documents = infer_document_division(files) if data.documents == "auto" else data.documents
         self._seed = seed
         self._states = [_size_and_mtime(file) for file in files]
-        self.head = StreamHead(tuple(files), frozenset(), data.column, documents, streamed_text=self)
+        self.head = StreamHeadCorpus(tuple(files), frozenset(), data.column, documents, streamed_text=self)
         self._divisible = [self.head.is_divisible(file) for file in files]
         n_units = [
             -(-size // UNIT_BYTES) if divisible else 1
@@ -100,7 +100,7 @@ class StreamedText:
             repr((UNIT_BYTES, BLOCK_CHARACTERS, self._seed, [one.identity for one in self._shards])).encode()
         )
         for path, (size, _) in zip(self.head.files, self._states, strict=True):
-            total.update(f"{infer_format(path)} {compression_suffix(path)} {size} ".encode())
+            total.update(f"{infer_format_suffix(path)} {compression_suffix(path)} {size} ".encode())
         block = StreamBlock(self, BlockPosition())
         for chunk in block.read_chunks_and_record_end():
             total.update("\0".join(chunk.texts).encode())
@@ -125,7 +125,7 @@ class StreamedText:
         size = self._check_unchanged_and_get_size(file)
         byte_range = None
         if self._divisible[file]:
-            blank_lines = infer_format(path) == ".txt" and self.head.documents == "blank-line"
+            blank_lines = infer_format_suffix(path) == ".txt" and self.head.documents == "blank-line"
             ends = (
                 find_next_document_start(path, n * UNIT_BYTES, size, after_blank_line=blank_lines)
                 for n in (within, within + 1)

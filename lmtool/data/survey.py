@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from lmtool.data.cached import SURVEYS, load_or_create
 from lmtool.data.corpus import Corpus, open_corpus
 from lmtool.data.files import display_path, hash_files
-from lmtool.data.streaming import StreamedText, StreamHead, should_stream
+from lmtool.data.streaming import StreamedText, StreamHeadCorpus, should_stream
 from lmtool.errors import DataError
 from lmtool.recipe.pretraining import TextStatistics
 from lmtool.recipe.spec.text import Data
@@ -67,7 +67,7 @@ class ScannedCorpus:
         return TextStatistics(
             is_list=self.corpus.documents == "line" and not self.corpus.stream,
             is_stream=self.corpus.stream,
-            is_streamed=isinstance(self.corpus, StreamHead),
+            is_streamed=isinstance(self.corpus, StreamHeadCorpus),
             n_bytes=self.counts.bytes,
             **self.counts.model_dump(exclude={"bytes"}),
         )

@@ -53,7 +53,7 @@ class RowError(DataError):
 
 
 @dataclass
-class SkippedRows:
+class SkippedRowCounts:
     """Counts skipped bad rows by kind. rows: if a dict, gets the kind of each bad row by its number."""
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -69,7 +69,7 @@ class SkippedRows:
         return f"skipped {format_count(self.count, 'bad row')}: {what}"
 
 
-def count_skipped_or_raise(error: RowError, skipped: SkippedRows | None) -> None:
+def count_skipped_or_raise(error: RowError, skipped: SkippedRowCounts | None) -> None:
     """Counts a bad row in `skipped`, or raises its error if `skipped` is None."""
     if skipped is None:
         raise error
@@ -117,7 +117,7 @@ class Table:
         """Returns the column names."""
         return self.file.clean_column_names
 
-    def rows(self, skipped: SkippedRows | None = None) -> Iterator[Row]:
+    def rows(self, skipped: SkippedRowCounts | None = None) -> Iterator[Row]:
         """Yields all rows in order; skips empty rows, which get no number.
 
         A bad row (ragged, unclosed quote, NUL, a field above the limit, not JSON) raises a RowError, or is counted in

@@ -252,7 +252,7 @@ def _make_attention_input(
     if prompt_format.answers:
         raise UsageError("this model answers a source", where=where, fix="give it with --source TEXT")
     if isinstance(loaded.model, HeadedModel) or loaded.model.reads == "both":
-        return make_row_input(loaded, texts)
+        return make_row_attention_input(loaded, texts)
     if len(texts) != 1:
         raise _text_count_error(loaded, "1 text", texts)
     prompt = prompt_format.make_prompt(texts[0])
@@ -262,7 +262,7 @@ def _make_attention_input(
     return AttentionInput(Batch(torch.tensor([read]), prefix_B=prefix_B), read)
 
 
-def make_row_input(loaded: LoadedModel, texts: Sequence[str]) -> AttentionInput:
+def make_row_attention_input(loaded: LoadedModel, texts: Sequence[str]) -> AttentionInput:
     """Encodes texts as a row of a table, or between the special tokens of an encoder.
 
     Raises UsageError for another number of texts than the model was trained on, and for texts that are too long.

@@ -128,7 +128,7 @@ def embed(
     with loaded.joined() as loaded:
         while group := list(islice(waiting, GROUP_SIZE)):
             read = True
-            yield from embed_encoded(loaded, group, layer, pool)
+            yield from embed_encoded_texts(loaded, group, layer, pool)
     if not read:
         raise DataError("there is no text", fix="name a file with lines of text, or write some to standard input")
 
@@ -143,7 +143,7 @@ def hidden_states(loaded: LoadedModel, text: str) -> HiddenStates:
     return HiddenStates(tuple(map(loaded.tokenizer.display_token, row.tokens)), states)
 
 
-def embed_encoded(
+def embed_encoded_texts(
     loaded: LoadedModel, rows: Sequence[EncodedText], layer: int, pool: PoolName
 ) -> Iterator[TextEmbedding]:
     """Computes the vectors of encoded texts; see `embed`."""
@@ -160,7 +160,9 @@ def embed_encoded(
         spec = loaded.recipe.objective
         if pool == "own" and isinstance(spec, Embedding):
             return None, [vector_D[None].numpy() for vector_D in pool_text_vectors(spec, hidden_BTD, keep_BT)]
-        return None, [_pool(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, group, strict=True)]
+        return None, [
+            _pool_hidden_states(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, group, strict=True)
+        ]
 
     items = EvaluationItems(lengths, read, tokens=EMBEDDING_BATCH_TOKENS, dtype=np.float32)
     for row, vectors in zip(rows, evaluate_items(loaded.model, items, loaded.compute).arrays, strict=True):
@@ -193,7 +195,7 @@ def encode_text(
     return EncodedText(text_index, row, first, last, [text[begin:end] for begin, end in pieces], list(pieces.values()))
 
 
-def _pool(hidden_TD: Tensor, row: EncodedText, pool: PoolName) -> Tensor:
+def _pool_hidden_states(hidden_TD: Tensor, row: EncodedText, pool: PoolName) -> Tensor:
     if pool == "none":
         means = [hidden_TD[pieces].mean(0) for pieces in row.pieces]
         return torch.stack(means) if means else hidden_TD[:0]

@@ -51,7 +51,7 @@ class GradientFlow(NamedTuple):
     gradient: GradientNormsByStepsBack
 
 
-class Contraction(NamedTuple):
+class StateContraction(NamedTuple):
     """The distance of two states while they read one text: s_0 is zero, s'_0 is drawn from [-1, 1].
 
     Numbers that are not finite are None.
@@ -134,17 +134,17 @@ def compute_norms_by_steps_back(lm: LanguageModel, tokens: Sequence[int]) -> Gra
             layers = lm.layer_outputs(batch)
             loss = F.cross_entropy(lm.logits(layers[-1][:, -1]), target_1)
             for number, (gradient_TD,) in enumerate(torch.autograd.grad(loss, layers)):
-                norms[f"layer {number}" if number else "embeddings"] = _norms_by_steps_back(gradient_TD)
+                norms[f"layer {number}" if number else "embeddings"] = _gradient_norms_by_steps_back(gradient_TD)
         else:
             with record_step_states(lm) as states_of:
                 hidden_1TD = lm.forward(batch).hidden_BTD
             loss = F.cross_entropy(lm.logits(hidden_1TD[:, -1]), target_1)
             for number, states in enumerate(filter(None, states_of), 1):
-                norms |= _recurrent_norms_by_steps_back(loss, f"layer {number}", states)
+                norms |= _recurrent_gradient_norms_by_steps_back(loss, f"layer {number}", states)
     return GradientNormsByStepsBack(float(loss.detach()), norms)
 
 
-def measure_state_contraction_on_text(loaded: LoadedModel, text: str, seed: int = 0) -> Contraction:
+def measure_state_contraction_on_text(loaded: LoadedModel, text: str, seed: int = 0) -> StateContraction:
     """Measures how two states of a recurrent model, which is not packed, converge over a text; in float64 on the CPU.
 
     seed: of the random state. Raises UsageError for a model without a state from step to step, and for an empty text.
@@ -159,7 +159,7 @@ def measure_state_contraction_on_text(loaded: LoadedModel, text: str, seed: int 
     return measure_state_contraction(deepcopy(lm).cpu().double(), tokens, seed)._replace(tokens=pieces)
 
 
-def measure_state_contraction(lm: LanguageModel, tokens: Sequence[int], seed: int = 0) -> Contraction:
+def measure_state_contraction(lm: LanguageModel, tokens: Sequence[int], seed: int = 0) -> StateContraction:
     """Measures how two states of a recurrent model converge over token ids."""
     zero_1S = _join_states(lm.initial_state(Batch(torch.tensor([[0]]))))
     random_1S = torch.rand(zero_1S.shape, generator=torch.Generator().manual_seed(seed)).to(zero_1S) * 2 - 1
@@ -176,7 +176,7 @@ def measure_state_contraction(lm: LanguageModel, tokens: Sequence[int], seed: in
     measured = list(takewhile(lambda d: ROUNDING_SHARE * distances[0] < d < math.inf, distances))
     rate = (measured[-1] / measured[0]) ** (1 / max(1, len(measured) - 1))
     bounds = distances[0] * torch.tensor(rate, dtype=torch.float64) ** torch.arange(len(distances))
-    return Contraction(
+    return StateContraction(
         [], _replace_non_finite(distances), rate, _replace_non_finite(bounds.tolist()), _replace_non_finite(largest)
     )
 
@@ -209,7 +209,7 @@ def _unfreeze_temporarily(lm: LanguageModel) -> Iterator[None]:
         frozen.requires_grad_(False)
 
 
-def _recurrent_norms_by_steps_back(
+def _recurrent_gradient_norms_by_steps_back(
     loss: Tensor, layer_name: str, states: Sequence[CellState]
 ) -> dict[str, list[float | None]]:
     """Returns the norms at the states of a recurrent layer, the last step first, for each part of the state."""
@@ -217,11 +217,11 @@ def _recurrent_norms_by_steps_back(
     for part, title in zip(zip(*states, strict=True), (layer_name, f"{layer_name}, cells"), strict=False):
         # Nothing reads the last memory cells again.
         rows = torch.autograd.grad(loss, part, retain_graph=True, allow_unused=True, materialize_grads=True)
-        norms[title] = _norms_by_steps_back(torch.cat(rows))
+        norms[title] = _gradient_norms_by_steps_back(torch.cat(rows))
     return norms
 
 
-def _norms_by_steps_back(gradient_TD: Tensor) -> list[float | None]:
+def _gradient_norms_by_steps_back(gradient_TD: Tensor) -> list[float | None]:
     """Returns the norm at each step, the last step first."""
     # Squares of small gradients are below the smallest float32. Below its normal numbers a gradient is rounding error.
     rounded_TD = gradient_TD.where(gradient_TD.abs() >= torch.finfo(gradient_TD.dtype).tiny, 0.0)

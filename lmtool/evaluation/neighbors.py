@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from lmtool.compute.device import configure_compute
 from lmtool.data.files import quote, quote_all
-from lmtool.data.table import INFERRED_FORMAT, SkippedRows, Table, open_table, parse_label_number
+from lmtool.data.table import INFERRED_FORMAT, SkippedRowCounts, Table, open_table, parse_label_number
 from lmtool.errors import DataError, UsageError
 from lmtool.evaluation.embedding import embed
 from lmtool.interop.resolve import resolve_reference
@@ -237,9 +237,9 @@ class SimilarityCorrelation:
     n_scored: int
     n_pairs: int
     missing: tuple[str, ...]
-    skipped: SkippedRows
+    skipped: SkippedRowCounts
 
-    def record(self) -> dict[str, object]:
+    def to_record(self) -> dict[str, object]:
         """Returns the results as a JSON value."""
         return {
             "spearman": None if math.isnan(self.rho) else self.rho,
@@ -271,7 +271,7 @@ def correlate_with_human_similarities(
     from scipy.stats import spearmanr
 
     table = open_table(table_path, table_format)
-    skipped = SkippedRows()
+    skipped = SkippedRowCounts()
     pairs = list(_read_rated_word_pairs(table, skipped if table_format.skip_bad_rows else None))
     loaded = load_run(resolve_reference(run_name), configure_compute(device, "float32"))
     token = {word: _lookup_any_case(loaded.tokenizer, word) for pair in pairs for word in pair[:2]}
@@ -296,7 +296,7 @@ def _lookup_any_case(tokenizer: Tokenizer, word: str) -> int | None:
     )
 
 
-def _read_rated_word_pairs(table: Table, skipped: SkippedRows | None) -> Iterator[tuple[str, str, float]]:
+def _read_rated_word_pairs(table: Table, skipped: SkippedRowCounts | None) -> Iterator[tuple[str, str, float]]:
     """Yields the two words of each row, and their similarity."""
     column = None
     for row in table.rows(skipped):

@@ -27,7 +27,7 @@ from lmtool.objective.cross_entropy import rows_per_chunk
 from lmtool.printable import format_count
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
-from lmtool.runs.load import LoadedModel, load_merged_and_packed
+from lmtool.runs.load import LoadedModel, load_for_inference
 from lmtool.storage.records import replace_nonfinite
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -93,7 +93,7 @@ class Perplexity:
         """The perplexity of the model alone, if it is interpolated with an n-gram model."""
         return None if self.model_nats is None else replace(self, nats=self.model_nats, model_nats=None)
 
-    def record(self) -> dict[str, float | int | None]:
+    def to_record(self) -> dict[str, float | int | None]:
         """Returns the JSON record; None for values that are not finite."""
         if self.unit == "pair":
             return {"loss": replace_nonfinite(self.loss), "pairs": self.tokens, "context": self.context}
@@ -212,7 +212,7 @@ def _score_interpolated_and_alone(model: LanguageModel, batch: Batch) -> Loss:
     pairs = zip(torch.split(hidden_ND, n_rows), torch.split(target_N1, n_rows), strict=True)
     parts = [model.logits(rows_ND).float().log_softmax(-1).gather(1, of_rows_N1) for rows_ND, of_rows_N1 in pairs]
     logprobs_N = torch.cat(parts)[:, 0]
-    mixed_N = model.interpolation.interpolate_log_probs(logprobs_N, batch, is_scored_BT)
+    mixed_N = model.interpolation.interpolate_target_log_probs(logprobs_N, batch, is_scored_BT)
     return Loss(-mixed_N.sum(), is_scored_BT.sum(), {MODEL_ALONE: (-logprobs_N.sum(), len(logprobs_N))})
 
 
@@ -231,15 +231,15 @@ class PerplexityResult:
     unseen: int | None = None
     baseline: "PerplexityResult | None" = None
 
-    def record(self) -> dict[str, object]:
+    def to_record(self) -> dict[str, object]:
         """Returns the JSON record."""
-        record: dict[str, object] = dict(self.perplexity.record())
+        record: dict[str, object] = dict(self.perplexity.to_record())
         if self.perplexity.unit == "token":
             record["limit_bits_per_byte"] = self.limit
         if self.unseen is not None:
             record["unseen_ngrams"] = self.unseen
         if self.baseline is not None:
-            record["baseline"] = self.baseline.perplexity.record()
+            record["baseline"] = self.baseline.perplexity.to_record()
         return record
 
     def lines(self) -> list[str]:
@@ -320,11 +320,11 @@ def measure_perplexity(
         return PerplexityResult(perplexity, loaded, bundled_entropy_bits_per_byte(sources, data), n_unseen)
 
     with configure_compute(device, precision).join_processes() as compute:
-        loaded = load_merged_and_packed(resolve_reference(reference), compute)
+        loaded = load_for_inference(resolve_reference(reference), compute)
         result = measure(loaded, context, stride)
         if baseline is None:
             return result
-        other = load_merged_and_packed(resolve_reference(baseline), compute)
+        other = load_for_inference(resolve_reference(baseline), compute)
         if "pair" in (loaded.objective.unit, other.objective.unit):
             raise UsageError("pairs of words cannot be compared with tokens", fix="omit --baseline")
         return replace(result, baseline=measure(other, None, None))
@@ -335,7 +335,7 @@ def _count_unseen_ngrams(model: LanguageModel, batch: Batch) -> Loss:
     assert isinstance(model, NGramModel)
     targets_BT = batch.required_targets_BT
     is_scored_BT = targets_BT != IGNORE
-    counted = model.has_counted(model(batch).hidden_BTD[is_scored_BT], targets_BT[is_scored_BT])
+    counted = model.has_counted_targets(model(batch).hidden_BTD[is_scored_BT], targets_BT[is_scored_BT])
     return Loss((~counted).sum(), is_scored_BT.sum())
 
 

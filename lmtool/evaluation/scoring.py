@@ -493,7 +493,7 @@ def _score_targets(
         part = slice(start, start + n_at_once)
         logit_NV = loaded.model.logits(hidden_ND).float()
         if interpolation is not None:
-            logit_NV = interpolation.interpolate_logits(logit_NV, texts[part])
+            logit_NV = interpolation.interpolate_next_token_log_probs(logit_NV, texts[part])
         logprob_NV = logit_NV.log_softmax(-1)
         logprob_N = logprob_NV.gather(1, torch.tensor(ids[part], device=loaded.device)[:, None])[:, 0]
         scored.append(torch.stack((logprob_N, (logprob_N >= logprob_NV.amax(-1)).float())))

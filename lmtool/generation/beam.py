@@ -12,7 +12,14 @@ from torch import Tensor
 
 from lmtool.generation.detokenizer import contains_stop_string
 from lmtool.generation.request import BeamNode, FinishReason, Token
-from lmtool.generation.strategy import Hypothesis, NewTokens, RequestState, Strategy, StrategyStep, no_token_error
+from lmtool.generation.strategy import (
+    Hypothesis,
+    NewTokens,
+    RequestState,
+    Strategy,
+    StrategyStep,
+    no_allowed_token_error,
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class BeamSearch(Strategy):
 
         scores_LV: processed log-probabilities.
         """
-        limit = state.reached_limit(state.n_steps + 1)
+        limit = state.get_limit_finish_reason(state.n_steps + 1)
         state.search = search = state.search or BeamState([BeamGroup() for _ in range(self.params.groups)])
         beams = [one if isinstance(one, BeamHypothesis) else BeamHypothesis(**vars(one)) for one in state.hypotheses]
         extended: list[tuple[int, BeamHypothesis]] = []
@@ -87,7 +94,7 @@ class BeamSearch(Strategy):
             totals_LV = scores_LV[rows] + totals[:, None]
             best = self._top_candidates(totals_LV - self.params.diversity * chosen_V)
             if not best and not group.finished:
-                raise no_token_error(live)
+                raise no_allowed_token_error(live)
             candidates = self._extend_hypotheses(state, live, best, logprobs_LV[rows], totals_LV)
             kept = self._store_finished_and_select_live(state, search, group, candidates, limit)
             for row, hypothesis in kept:

@@ -61,7 +61,7 @@ class FormState:
         """Returns the place after an allowed token; an end token changes nothing."""
         child = self._children.get(token)
         if child is None:
-            spellings = self._vocabulary.spelling_ids(token, self._at_text_start)
+            spellings = self._vocabulary.list_spelling_ids(token, self._at_text_start)
             with self._lock:
                 spelling = next(filter(self._can_follow, spellings), None)
                 if spelling is None:
@@ -72,10 +72,10 @@ class FormState:
             self._children[token] = child
         rest = vars(self).get("completing_tokens") or ()
         if rest[:1] == (token,) and len(rest) > 1:  # its closing sequence is at most the rest
-            child._keep_shorter_closing(rest[1:])
+            child._cache_completing_tokens_if_shorter(rest[1:])
         return child
 
-    def skip_forced(self, tokens: tuple[int, ...]) -> "FormState":
+    def with_forced_tokens(self, tokens: tuple[int, ...]) -> "FormState":
         """Returns the place after forced tokens, without making those between, whose copies would take long."""
         child = self._distant.get(tokens)
         if child is None:
@@ -86,7 +86,7 @@ class FormState:
             self._distant[tokens] = child
         rest = vars(self).get("completing_tokens") or ()
         if rest[: len(tokens)] == tokens and len(rest) > len(tokens):
-            child._keep_shorter_closing(rest[len(tokens) :])
+            child._cache_completing_tokens_if_shorter(rest[len(tokens) :])
         return child
 
     def prepare(self) -> None:
@@ -120,7 +120,7 @@ class FormState:
         with self._lock:  # forced text has another spelling than the mask expects
             tokens = range(self._vocabulary.size)
             spelled = [
-                any(map(self._can_follow, self._vocabulary.spelling_ids(token, self._at_text_start)))
+                any(map(self._can_follow, self._vocabulary.list_spelling_ids(token, self._at_text_start)))
                 for token in tokens
             ]
         return np.array(spelled, dtype=np.bool_)
@@ -145,7 +145,7 @@ class FormState:
         """Tokens that complete the form, few but not always the fewest; None if none were found."""
         return () if self.may_end else self.completing_tokens
 
-    def _keep_shorter_closing(self, tokens: tuple[int, ...]) -> None:
+    def _cache_completing_tokens_if_shorter(self, tokens: tuple[int, ...]) -> None:
         """Caches tokens that complete the form as `completing_tokens`, unless it has fewer."""
         known = vars(self).get("completing_tokens")
         if known is None or len(tokens) < len(known):
@@ -178,10 +178,10 @@ class FormState:
             return len(closing) - 1 <= n_left
         child = self.with_token(token)
         if not (child.may_end or "completing_tokens" in vars(child)):
-            child._try_closing_suffixes(closing or (), n_left)
+            child._cache_completing_suffix(closing or (), n_left)
         return child.closing_tokens is not None and len(child.closing_tokens) <= n_left
 
-    def _try_closing_suffixes(self, parent_closing: tuple[int, ...], n_left: int) -> None:
+    def _cache_completing_suffix(self, parent_closing: tuple[int, ...], n_left: int) -> None:
         """Tries the closing tokens of the place before, or the last of them, because a search takes long.
 
         Keeps the first that complete the form in at most `n_left` tokens.
@@ -195,7 +195,7 @@ class FormState:
                     continue
                 matcher = self._matcher.deep_copy()
             if all(_consume_token(matcher, token) for token in rest) and matcher.is_accepting():
-                self._keep_shorter_closing(tuple(rest))
+                self._cache_completing_tokens_if_shorter(tuple(rest))
                 return
 
 
@@ -254,7 +254,7 @@ class SpelledVocabulary:
         state.prepare()  # fails if no token begins it
         return state
 
-    def spelling_ids(self, token: int, at_text_start: bool) -> tuple[int, ...]:
+    def list_spelling_ids(self, token: int, at_text_start: bool) -> tuple[int, ...]:
         """Returns the spellings of a token, the most common first. at_text_start: whether it begins a text."""
         other = self._others.get(token)
         if other is None or not (at_text_start or self._are_words):
@@ -298,7 +298,7 @@ def cached_spelled_vocabulary(tokenizer: Tokenizer) -> SpelledVocabulary:
         return _VOCABULARIES[tokenizer]
 
 
-def check_and_start_form(form: TextForm, tokenizer: Tokenizer, max_new_tokens: int | None = None) -> FormState:
+def check_form_and_create_state(form: TextForm, tokenizer: Tokenizer, max_new_tokens: int | None = None) -> FormState:
     """Returns the place of a form before its first token.
 
     Raises UsageError if the tokenizer cannot write it, and if a form that must be complete needs more than

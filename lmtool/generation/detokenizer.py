@@ -23,7 +23,9 @@ class IncrementalDetokenizer:
         self._stop = StopStringFilter(request.stop)
         self._decoder: StreamDecoder | None = None
         if request.prompt_format is not None:
-            self._decoder = _FormDecoder(form) if form else _decoder_after_prompt(request.prompt_format, request.prompt)
+            self._decoder = (
+                _FormDecoder(form) if form else _make_decoder_after_prompt(request.prompt_format, request.prompt)
+            )
 
     def push(self, token: Token, finish: FinishReason | None) -> tuple[str, FinishReason | None]:
         """Adds a token. Returns the text that becomes visible, and why the text ends, if it does.
@@ -45,13 +47,13 @@ def contains_stop_string(request: Request, ids: Sequence[int]) -> bool:
     """Whether the text of generated ids contains a stop string of their request."""
     if not request.stop or request.prompt_format is None:
         return False
-    decoder, stop = _decoder_after_prompt(request.prompt_format, request.prompt), StopStringFilter(request.stop)
+    decoder, stop = _make_decoder_after_prompt(request.prompt_format, request.prompt), StopStringFilter(request.stop)
     for token in ids:
         stop.push(decoder.push(token))
     return stop.stopped
 
 
-def ids_without_text(prompt_format: PromptFormat, vocab_size: int) -> set[int]:
+def find_special_and_unknown_ids(prompt_format: PromptFormat, vocab_size: int) -> set[int]:
     """Returns ids that are never generated: special tokens, and ids of the vocabulary that the tokenizer lacks."""
     tokenizer = prompt_format.tokenizer
     return {
@@ -60,7 +62,7 @@ def ids_without_text(prompt_format: PromptFormat, vocab_size: int) -> set[int]:
     }
 
 
-def _decoder_after_prompt(prompt_format: PromptFormat, prompt: Prompt) -> StreamDecoder:
+def _make_decoder_after_prompt(prompt_format: PromptFormat, prompt: Prompt) -> StreamDecoder:
     """Makes a decoder that has read a prompt, so that a space between prompt and text becomes part of the text."""
     decoder = prompt_format.tokenizer.make_stream_decoder(prompt_format.visible_special_tokens)
     for token in prompt.generated_prefix:
@@ -101,7 +103,9 @@ class StopStringFilter:
         held = self._held + text
         safe = len(held)
         for end, character in enumerate(text if self._stop else "", len(self._held) + 1):
-            self._matched = [_extend_match(*pair, character) for pair in zip(self._stop, self._matched, strict=True)]
+            self._matched = [
+                _extend_prefix_match(*pair, character) for pair in zip(self._stop, self._matched, strict=True)
+            ]
             whole = [n for n, stop in zip(self._matched, self._stop, strict=True) if n == len(stop)]
             if whole:
                 self.stopped = True
@@ -117,7 +121,7 @@ class StopStringFilter:
         return "" if self.stopped else self._held
 
 
-def _extend_match(stop: str, n: int, character: str) -> int:
+def _extend_prefix_match(stop: str, n: int, character: str) -> int:
     """Returns how many first characters of `stop` a text ends with after one more character; before it, n."""
     while n and (n == len(stop) or stop[n] != character):
         n = _prefix_function(stop)[n - 1]

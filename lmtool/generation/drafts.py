@@ -63,9 +63,9 @@ class Draft(ABC):
         """Whether texts are the same as without a draft; otherwise they have the same distribution."""
         return not sampler.params.is_random
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns its run and number of tokens as JSON values. run: null for n-gram look-up."""
-        return (self.loaded.record() if self.loaded else {"run": None}) | {"tokens": self.n_tokens}
+        return (self.loaded.to_record() if self.loaded else {"run": None}) | {"tokens": self.n_tokens}
 
     def describe(self) -> str:
         """Returns a short description, such as "draft n-gram look-up, 4 tokens at once"."""
@@ -77,7 +77,7 @@ class Draft(ABC):
         """Warnings about its run."""
         return self.loaded.reference.warnings if self.loaded else ()
 
-    def check_model(self, model: LanguageModel, n_ids: int) -> None:
+    def check_supports_model(self, model: LanguageModel, n_ids: int) -> None:
         """Raises UsageError if it cannot propose tokens for this model, whose texts have ids below `n_ids`."""
         if not ModelRunner(model).can_rewind:
             what = "a draft needs a model that can go back over tokens it rejects, and this one cannot"
@@ -131,8 +131,8 @@ class ModelDraft(Draft):
         self.model = model.eval()
         self._runner = ModelRunner(model)
 
-    def check_model(self, model: LanguageModel, n_ids: int) -> None:
-        super().check_model(model, n_ids)
+    def check_supports_model(self, model: LanguageModel, n_ids: int) -> None:
+        super().check_supports_model(model, n_ids)
         if self.model.reads != model.reads:
             what = (
                 f"the draft cannot continue what the model does: one reads {self.model.reads}, the other {model.reads}"

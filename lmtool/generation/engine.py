@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lmtool.errors import UsageError
 from lmtool.generation.beam import BeamSearch
-from lmtool.generation.constrained import check_and_start_form
-from lmtool.generation.detokenizer import IncrementalDetokenizer, ids_without_text
+from lmtool.generation.constrained import check_form_and_create_state
+from lmtool.generation.detokenizer import IncrementalDetokenizer, find_special_and_unknown_ids
 from lmtool.generation.drafts import Draft, Proposal, ProposalCoroutine
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.prefix_cache import PrefixCache
@@ -131,7 +131,7 @@ class Engine:
     def prepare(self, request: Request) -> RequestState:
         """Prepares a request for `add`, in any thread.
 
-        Raises UsageError for parameters that contradict one another, and as `check_and_start_form` does.
+        Raises UsageError for parameters that contradict one another, and as `check_form_and_create_state` does.
         """
         params, prompt, form = request.params, request.prompt, None
         if params.form is not None:
@@ -139,7 +139,7 @@ class Engine:
             if request.stop or request.prefix:
                 what = "a form contradicts stop strings and a prefix, which would be no part of it"
                 raise UsageError(what, fix="omit them, or write them into the form")
-            form = check_and_start_form(params.form, request.prompt_format.tokenizer, params.max_new_tokens)
+            form = check_form_and_create_state(params.form, request.prompt_format.tokenizer, params.max_new_tokens)
         if not all(request.stop):
             raise UsageError("a stop string is empty", fix="give it at least one character")
         key = request_key(params.seed, request.draw, (*(prompt.source or ()), *prompt.tokens))
@@ -204,7 +204,7 @@ class Engine:
         """
         self.failures = []
         cache = self._join_running_rows_and_requeue_rest()
-        self._prefills += [_PrefillBatch(group, _distinct_windows(group)) for group in self._batch_waiting()]
+        self._prefills += [_PrefillBatch(group, _distinct_windows(group)) for group in self._group_waiting_requests()]
         running, self._waiting = [state for state, _ in self._running], []
         stepped: list[RequestState] = []
         logits: list[Tensor] = []
@@ -256,7 +256,7 @@ class Engine:
             if vocabulary not in self._banned:
                 banned = set(request.banned_ids)
                 if text_format is not None:
-                    banned |= ids_without_text(text_format, self.runner.vocab_size) - ends
+                    banned |= find_special_and_unknown_ids(text_format, self.runner.vocab_size) - ends
                 self._banned[vocabulary] = torch.tensor(sorted(banned), dtype=torch.long, device=self.runner.device)
             kind = BeamSearch if params.strategy == "beam" else Sampler
             strategy = kind(general, ends, self._banned[vocabulary], request.n_alternatives)
@@ -334,7 +334,7 @@ class Engine:
         assert isinstance(state.strategy, Sampler)
         form = state.hypotheses[0].form
         assert form is not None
-        after = form.skip_forced(tuple(token.id for token in prefill.forced))
+        after = form.with_forced_tokens(tuple(token.id for token in prefill.forced))
         tokens: list[Token] = []
         for token in prefill.forced:
             extended = replace(state.hypotheses[0], form=None).with_token(token.id)
@@ -463,7 +463,7 @@ class Engine:
         """Reads `n_tokens` more tokens of each window. Returns hidden states (B, T, D) and the new state."""
         cache = prefill.cache
         if cache is None:
-            cache = self._prefixes.find_equal_length_prefixes(
+            cache = self._prefixes.build_state_of_cached_prefixes(
                 [window.tokens[: prefill.n_read] for window in prefill.windows]
             )
             prefill.n_read = 0 if cache is None else cache.length
@@ -495,13 +495,13 @@ class Engine:
                 state.prompt += known[key]
         return hidden_BTD, prefill.cache
 
-    def _n_cached_tokens(self, states: Sequence[RequestState]) -> int:
+    def _count_cached_tokens(self, states: Sequence[RequestState]) -> int:
         """Returns how many first tokens of all windows are cached; the last is always read, for its logits."""
         if any(state.request.prompt_logprobs for state in states):
             return 0
         return self._prefixes.n_cached_tokens([one.window.tokens[:-1] for state in states for one in state.hypotheses])
 
-    def _batch_waiting(self) -> Iterator[list[RequestState]]:
+    def _group_waiting_requests(self) -> Iterator[list[RequestState]]:
         """Yields groups of waiting requests to read together: of equal lengths, or of similar ones if read whole."""
         group: list[RequestState] = []
         for state in sorted(self._waiting, key=self._prompt_lengths):
@@ -518,7 +518,7 @@ class Engine:
     def _prompt_lengths(self, state: RequestState) -> tuple[int, int, int]:
         """Returns the lengths of the source, of the window, and of its cached prefix."""
         window = state.hypotheses[0].window
-        return len(window.source or ()), len(window.tokens), self._n_cached_tokens([state])
+        return len(window.source or ()), len(window.tokens), self._count_cached_tokens([state])
 
     def _split_chunk_budget(self) -> list[tuple[_PrefillBatch, int]]:
         """Returns the prompts to read in this step, and how many tokens of each.
@@ -528,7 +528,7 @@ class Engine:
         """
         for prefill in self._prefills:
             if prefill.cache is None:  # others may have read its prefix meanwhile
-                prefill.n_read = self._n_cached_tokens(prefill.states)
+                prefill.n_read = self._count_cached_tokens(prefill.states)
         if self._chunk is None or not self._prefills:
             return [(prefill, prefill.n_left) for prefill in self._prefills]
         room, shares = self._chunk, dict.fromkeys(self._prefills, 0)

@@ -55,7 +55,7 @@ class FastStepsByShape:
     @cached_property
     def native_layers(self) -> NativeLayers | None:
         """The layers for C kernels, which then compute the head too; None for models without such kernels."""
-        return NativeLayers.from_model(self._model) if self._is_native else None
+        return NativeLayers.from_model_if_supported(self._model) if self._is_native else None
 
     def __call__(self, tokens_B1: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState] | None:
         """Returns hidden states (B, D) and the new state, as `FixedShapeStep` does; None if there is no fast step.

@@ -70,7 +70,7 @@ def add_logit_bias(logits_BV: Tensor, biases: LogitBias, texts: Sequence[Sequenc
     texts: the ids of each row so far; not used for sequences of one id.
     """
     added_BV = torch.zeros_like(logits_BV)
-    for n, biased in _group_biases(biases).items():
+    for n, biased in _group_biases_by_prefix_length(biases).items():
         if not n:
             ids_N, bias_N = biased[()]
             added_BV[:, ids_N.to(added_BV.device)] += bias_N.to(added_BV)
@@ -82,7 +82,7 @@ def add_logit_bias(logits_BV: Tensor, biases: LogitBias, texts: Sequence[Sequenc
 
 
 @lru_cache(maxsize=64)
-def _group_biases(biases: LogitBias) -> dict[int, dict[tuple[int, ...], tuple[Tensor, Tensor]]]:
+def _group_biases_by_prefix_length(biases: LogitBias) -> dict[int, dict[tuple[int, ...], tuple[Tensor, Tensor]]]:
     """Groups biased ids by their preceding ids, and these by their length; biases of the same id are summed."""
     totals: dict[int, dict[tuple[int, ...], dict[int, float]]] = {}
     for (*before, last), bias in biases:

@@ -105,7 +105,7 @@ class TextForm:
             raise self.make_error("it is not a JSON object, which alone describes values")
         if is_nested_deeper(value, MAX_SCHEMA_DEPTH):
             raise self.make_error(f"values lie in others, more than {MAX_SCHEMA_DEPTH} deep")
-        for path, keyword in _walk_keywords(value):
+        for path, keyword in _iterate_schema_keywords(value):
             if keyword not in _KEYWORDS and (keyword == "x-guidance" or not keyword.startswith("x-")):
                 raise self.make_error(f"{path or 'the schema'} has {keyword!r}, which is not enforced")
         return LLMatcher.grammar_from_json_schema(value, overrides=cast(Any, _JSON_STYLE | {"lenient": False}))
@@ -122,7 +122,7 @@ class TextForm:
         return UsageError(what, where=printable(self.source)[:80], fix="omit or replace that part")
 
 
-def _walk_keywords(schema: object, path: str = "") -> Iterator[tuple[str, str]]:
+def _iterate_schema_keywords(schema: object, path: str = "") -> Iterator[tuple[str, str]]:
     """Yields (path, keyword) of all keywords of a schema and of its subschemas."""
     if not isinstance(schema, dict):
         return
@@ -131,9 +131,9 @@ def _walk_keywords(schema: object, path: str = "") -> Iterator[tuple[str, str]]:
         here = f"{path}.{keyword}".lstrip(".")
         if keyword in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
             for name, inner in value.items():
-                yield from _walk_keywords(inner, f"{here}.{name}")
+                yield from _iterate_schema_keywords(inner, f"{here}.{name}")
         elif keyword in ("anyOf", "oneOf", "allOf", "prefixItems", "items") and isinstance(value, list):
             for i, inner in enumerate(value):
-                yield from _walk_keywords(inner, f"{here}.{i}")
+                yield from _iterate_schema_keywords(inner, f"{here}.{i}")
         elif keyword in ("items", "additionalProperties", "additionalItems"):
-            yield from _walk_keywords(value, here)
+            yield from _iterate_schema_keywords(value, here)

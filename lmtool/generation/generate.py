@@ -9,7 +9,7 @@ from typing import Any, Self
 from lmtool.compute.device import InferenceName, configure_compute, use_cpu_threads
 from lmtool.compute.machine import has_thread_setting
 from lmtool.errors import UsageError
-from lmtool.generation.detokenizer import ids_without_text
+from lmtool.generation.detokenizer import find_special_and_unknown_ids
 from lmtool.generation.drafts import Draft, ModelDraft, NGramDraft
 from lmtool.generation.engine import Engine
 from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, check_strategy_takes_draft
@@ -19,7 +19,7 @@ from lmtool.model.language_model import LanguageModel
 from lmtool.printable import printable
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Embedding, Masked
-from lmtool.runs.load import LoadedModel, load_merged_and_packed
+from lmtool.runs.load import LoadedModel, load_for_inference
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 
 MAX_ROWS = 16
@@ -112,8 +112,8 @@ def generate(
     if draft is not None:
         banned = set(banned_ids)
         if prompt_format is not None:
-            banned |= ids_without_text(prompt_format, model.vocab_size) - prompt_format.end_ids
-        draft.check_model(model, 1 + max(set(range(model.vocab_size)) - banned, default=-1))
+            banned |= find_special_and_unknown_ids(prompt_format, model.vocab_size) - prompt_format.end_ids
+        draft.check_supports_model(model, 1 + max(set(range(model.vocab_size)) - banned, default=-1))
     engine = Engine(model, draft=draft)
     inputs = []
     for number, prompt in enumerate(prompts, 1):
@@ -188,21 +188,22 @@ def choose_decoding_threads(model: LanguageModel) -> int | None:
 
 
 def open_draft(reference: str, n_tokens: int, loaded: LoadedModel) -> Draft:
-    """Opens a draft for a model. reference: a run, as for `load_merged_and_packed`, or "ngram". n_tokens: see `Draft`.
+    """Opens a draft for a model. reference: a run, as for `load_for_inference`, or "ngram". n_tokens: see `Draft`.
 
-    Raises UsageError if it has another tokenizer, or cannot propose tokens for the model: see `Draft.check_model`.
+    Raises UsageError if it has another tokenizer, or cannot propose tokens for the model: see
+    `Draft.check_supports_model`.
     """
     where = f"--draft {printable(reference)} for {printable(str(loaded.run_path))}"
     draft: Draft = NGramDraft(n_tokens)
     if reference != NGRAM_DRAFT:
-        smaller = load_merged_and_packed(resolve_reference(reference), loaded.compute)
+        smaller = load_for_inference(resolve_reference(reference), loaded.compute)
         TextGenerator(smaller).check_generates()
         if smaller.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
             fix = "name a draft with the same tokenizer, such as one distilled from it, or --draft ngram"
             raise UsageError("the draft has another tokenizer than the model", where=where, fix=fix)
         draft = ModelDraft(smaller.model, n_tokens, smaller)
     try:
-        draft.check_model(loaded.model, loaded.tokenizer.vocab_size)
+        draft.check_supports_model(loaded.model, loaded.tokenizer.vocab_size)
     except UsageError as error:
         raise UsageError(error.what, where=where, fix=error.fix) from None
     return draft
@@ -222,8 +223,8 @@ class TextGenerator:
 
     @classmethod
     def open(cls, run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Self:
-        """Opens the best checkpoint of a run, or a given checkpoint; see `load_merged_and_packed` and `pack`."""
-        return cls(load_merged_and_packed(resolve_reference(run), configure_compute(device, precision)))
+        """Opens the best checkpoint of a run, or a given checkpoint; see `load_for_inference` and `pack`."""
+        return cls(load_for_inference(resolve_reference(run), configure_compute(device, precision)))
 
     def generate(self, prompts: Prompts, params: AnyParams | None = None, **options: Any) -> Iterator[Token]:
         """Yields tokens as they are generated; the last one of each text has its completion.

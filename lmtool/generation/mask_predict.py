@@ -17,7 +17,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.generation import filters
-from lmtool.generation.detokenizer import ids_without_text
+from lmtool.generation.detokenizer import find_special_and_unknown_ids
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import MaskPredict, apply_sampling_filters
 from lmtool.generation.request import (
@@ -28,7 +28,7 @@ from lmtool.generation.request import (
     build_completion,
     number_samples,
 )
-from lmtool.generation.strategy import check_finite, make_tokens, no_token_error, request_key, uniform_random
+from lmtool.generation.strategy import check_finite, make_tokens, no_allowed_token_error, request_key, uniform_random
 from lmtool.model.language_model import LanguageModel, evaluation_mode
 from lmtool.tokenization.prompt_format import PromptFormat
 
@@ -61,7 +61,7 @@ def fill_text_masks(
             n_masks = max(1, length - (len(ids) - model.context))
             ids = prompt_format.encode_masked_prompt(prompt, placeholder=mask, n_appended_masks=n_masks)
         texts.append(ids)
-    banned_ids = ids_without_text(prompt_format, model.vocab_size)
+    banned_ids = find_special_and_unknown_ids(prompt_format, model.vocab_size)
 
     def add_text(filled: Completion) -> Completion:
         prompt, tokens, stream = filled.request // n, iter(filled.tokens), tokenizer.make_stream_decoder()
@@ -224,5 +224,5 @@ class _MaskFiller:
         if self.params.logit_bias:
             allowed_NV = filters.add_logit_bias(allowed_NV, self.params.logit_bias)
         if (allowed_NV.amax(-1) == -torch.inf).any():
-            raise no_token_error()
+            raise no_allowed_token_error()
         return allowed_NV

@@ -75,7 +75,7 @@ class ModelRunner:
     def slide_window(self, window: Prompt) -> Prompt:
         """Returns the end of the window, which fills half of the available context."""
         room = self.max_window_tokens(window)
-        return window if room is None else window.keep_last(max(1, room // 2))
+        return window if room is None else window.keep_last_tokens(max(1, room // 2))
 
     def fit_prompt(self, prompt: Prompt, overflow: Overflow, where: str) -> Prompt:
         """Fits a prompt to the context.
@@ -109,7 +109,7 @@ class ModelRunner:
         room = self.max_window_tokens(prompt)
         if room is None or self.fits_context(prompt):
             return prompt
-        return self.slide_window(prompt) if overflow == "slide" else prompt.keep_last(room)
+        return self.slide_window(prompt) if overflow == "slide" else prompt.keep_last_tokens(room)
 
     @torch.inference_mode()
     def start_state(self, windows: Sequence[Prompt]) -> DecodeState:
@@ -169,5 +169,5 @@ class ModelRunner:
         if logits_BV.device.type == "mps":
             logits_BV = logits_BV.cpu()  # no float64
         if ngram_contexts and self._model.interpolation is not None:
-            return self._model.interpolation.interpolate_logits(logits_BV, ngram_contexts)
+            return self._model.interpolation.interpolate_next_token_log_probs(logits_BV, ngram_contexts)
         return logits_BV

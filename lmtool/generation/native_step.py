@@ -49,7 +49,7 @@ class NativeLayers:
         self.model, self.stack, self.matrices = model, model.stacks()[-1], matrices
 
     @classmethod
-    def from_model(cls, model: LanguageModel) -> "NativeLayers | None":
+    def from_model_if_supported(cls, model: LanguageModel) -> "NativeLayers | None":
         """Returns None for a model that the kernels do not support, or whose weights are not packed and may change."""
         if not isinstance(model, TransformerModel) or not _supports_native_step(model):
             return None
@@ -114,7 +114,7 @@ class NativeStep:
         added_11D, row_tokens = None, self._state.layers[-1]
         if isinstance(row_tokens, RowTokens):
             preceding_1S = row_tokens.tokens_BS
-            added_11D = layers.model.sum_context_embeddings(tokens_11, positions_11, preceding_1S)
+            added_11D = layers.model.sum_preceding_tokens_embeddings(tokens_11, positions_11, preceding_1S)
             preceding_1S.copy_(torch.cat((preceding_1S[:, 1:], tokens_11), 1))
         x_11D = layers.model.input_embeddings(layers.stack)(tokens_11, positions_11, None, added_11D)
         memory[: self._width] = x_11D[0, 0]
@@ -127,7 +127,7 @@ class NativeStep:
         self._program.set_source_length(source_length(state) if keep_1S is None else int(keep_1S.sum()))
 
     def _add_linear(self, linear: nn.Linear, src: int, dst: int, adds: bool = False) -> None:
-        matrix = self._layers.matrices[linear].to_c(self._program.store_tensor(linear.bias))
+        matrix = self._layers.matrices[linear].to_c(self._program.store_tensor_and_get_address(linear.bias))
         self._program.add_step(LinearStep(matrix, adds), src, dst)
 
     def _add_layers_to_program(self) -> None:
@@ -163,7 +163,10 @@ class NativeStep:
             return src
         norm = cast(nn.LayerNorm | RMSNorm, module)
         gain, bias = (norm.gain(), None) if isinstance(norm, RMSNorm) else (norm.weight, norm.bias)
-        gain_and_bias = self._program.store_tensor(gain), self._program.store_tensor(bias)
+        gain_and_bias = (
+            self._program.store_tensor_and_get_address(gain),
+            self._program.store_tensor_and_get_address(bias),
+        )
         is_centered = isinstance(norm, nn.LayerNorm)
         self._program.add_step(
             NormStep(*gain_and_bias, n_parts, norm.normalized_shape[0], is_centered, norm.eps), src, dst
@@ -192,7 +195,7 @@ class NativeStep:
 
     def _add_self_attention(self, mixer: SelfAttention, state: KeyValueCache, is_full_attention: bool) -> None:
         """Adds attention to the cache, with norms, rotations, position biases and window."""
-        stack, hold = self._layers.stack, self._program.store_tensor
+        stack, hold = self._layers.stack, self._program.store_tensor_and_get_address
         n_queries, n_keys, _ = mixer.qkv.widths
         for norm, first, n in ((mixer.q_norm, 0, n_queries), (mixer.k_norm, n_queries, n_keys)):
             if isinstance(norm, RMSNorm):

@@ -37,12 +37,12 @@ class PrefixCache:
 
     def n_cached_tokens(self, texts: Sequence[Sequence[int]]) -> int:
         """Returns how many first tokens of every text are cached."""
-        return self._n_block * min(len(self._cached_path(tokens)) for tokens in texts)
+        return self._n_block * min(len(self._find_cached_block_keys(tokens)) for tokens in texts)
 
     @torch.inference_mode()
-    def find_equal_length_prefixes(self, texts: Sequence[Sequence[int]]) -> DecodeState | None:
+    def build_state_of_cached_prefixes(self, texts: Sequence[Sequence[int]]) -> DecodeState | None:
         """Returns the state, one row per text, after the `n_cached_tokens` of each; None for none."""
-        paths = [self._cached_path(tokens) for tokens in texts]
+        paths = [self._find_cached_block_keys(tokens) for tokens in texts]
         n = min(map(len, paths))
         if not n:
             return None
@@ -63,7 +63,7 @@ class PrefixCache:
             if n_whole == (len(tokens) - n_new) // self._n_block:
                 continue
             state = state.to_growable()
-            path = self._cached_path(tokens)
+            path = self._find_cached_block_keys(tokens)
             self._mark_used(path)
             for i in range(len(path), n_whole):
                 part = state.copy_positions(row, i * self._n_block, (i + 1) * self._n_block)
@@ -76,7 +76,7 @@ class PrefixCache:
                 self._blocks[path[-1]] = next(self._numbers), part
                 self._mark_used(path)
 
-    def _cached_path(self, tokens: Sequence[int]) -> list[_Key]:
+    def _find_cached_block_keys(self, tokens: Sequence[int]) -> list[_Key]:
         """Returns the keys of the cached blocks of a text, from the first one on."""
         path: list[_Key] = []
         while (len(path) + 1) * self._n_block <= len(tokens) and (key := self._block_key(path, tokens)) in self._blocks:

@@ -72,7 +72,7 @@ def completion_record(
     drafted: dict[str, Any] = {}
     if generator.draft is not None:
         counts = {"proposed": completion.proposed, "accepted": completion.accepted}
-        drafted = {"draft": generator.draft.record(), **counts}
+        drafted = {"draft": generator.draft.to_record(), **counts}
     return {
         "prompt": completion.prompt,
         "sample": completion.sample,
@@ -88,7 +88,7 @@ def completion_record(
         "steps": completion.steps,
         "settings": params_to_record(params),
         "options": _RecordedOptions(**options).model_dump(),
-        **loaded.record(),
+        **loaded.to_record(),
         "device": loaded.device.type,
         "precision": loaded.compute.precision,
         "threads": generator.threads or torch.get_num_threads(),

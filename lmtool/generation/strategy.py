@@ -83,7 +83,7 @@ class RequestState:
     next_form: FormState | None = None
     search: Any = None
 
-    def reached_limit(self, n_steps: int) -> FinishReason | None:
+    def get_limit_finish_reason(self, n_steps: int) -> FinishReason | None:
         """Returns why the text ends after so many steps, whatever its tokens are; None if it goes on."""
         params = self.request.params
         if n_steps == params.max_new_tokens:
@@ -149,7 +149,7 @@ class Strategy(ABC):
         tokens = make_tokens(logprobs_BV, filtered_BV, ids_B, self.n_alternatives)
         for i, form in enumerate(forms):
             if form is not None:
-                log_mass = _log_allowed_mass(logprobs_BV[i], form, self.end_ids)
+                log_mass = _log_allowed_probability(logprobs_BV[i], form, self.end_ids)
                 constrained = 0.0 if form.forced_tokens else min(0.0, tokens[i].logprob - log_mass)
                 tokens[i] = replace(tokens[i], constrained=constrained)
         return tokens
@@ -183,7 +183,7 @@ class Sampler(Strategy):
         filtered_BV = self._process_logits(logits_BV, hypotheses)
         empty_B = (filtered_BV.amax(-1) == -torch.inf).tolist()
         if any(empty_B):
-            raise no_token_error(compress(hypotheses, empty_B))
+            raise no_allowed_token_error(compress(hypotheses, empty_B))
         return apply_sampling_filters(filtered_BV, self.params) if self.params.strategy == "sample" else filtered_BV
 
     def choose_ids(self, filtered_BV: Tensor, uniforms: Sequence[float]) -> list[int]:
@@ -199,7 +199,7 @@ class Sampler(Strategy):
         extended: its hypothesis with the token.
         """
         n_steps = state.n_steps + 1
-        finish = state.reached_limit(n_steps)
+        finish = state.get_limit_finish_reason(n_steps)
         if extended.is_complete or self._must_end_with_complete_form(
             extended.form, state.request.params.max_new_tokens - n_steps
         ):
@@ -265,7 +265,7 @@ def check_finite(logits_BV: Tensor) -> None:
         raise NumericalError("the model's logits are not finite", fix="generate from an earlier checkpoint")
 
 
-def no_token_error(hypotheses: Iterable[Hypothesis] = ()) -> UsageError:
+def no_allowed_token_error(hypotheses: Iterable[Hypothesis] = ()) -> UsageError:
     """Returns the error for hypotheses after which every token is excluded, by a form or by filters."""
     for form in (one.form for one in hypotheses):
         if form is not None and not form.allowed_V.any():
@@ -291,7 +291,7 @@ def make_tokens(logprobs_BV: Tensor, filtered_BV: Tensor, ids_B: Tensor, n_alter
     return [Token(*row) for row in zip(*columns, strict=True)]
 
 
-def _log_allowed_mass(logprobs_V: Tensor, form: FormState, end_ids: Collection[int]) -> float:
+def _log_allowed_probability(logprobs_V: Tensor, form: FormState, end_ids: Collection[int]) -> float:
     """Returns the log of the total probability that a form allows, computed from the smaller set of tokens."""
     allowed_V = np.zeros(len(logprobs_V), dtype=np.bool_)
     allowed_V[: len(form.allowed_V)] = form.allowed_V

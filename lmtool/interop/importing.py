@@ -20,7 +20,7 @@ from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import CheckpointError
 from lmtool.interop import references
 from lmtool.interop.families.family import BODY_OBJECTIVE
-from lmtool.interop.families.layouts import WeightMapping
+from lmtool.interop.families.layouts import ParameterMapping
 from lmtool.interop.families.rules import HEAD_OBJECTIVES, read_labels
 from lmtool.interop.files import import_error
 from lmtool.interop.published_models import PublishedModel, download_hub_model, open_published_model
@@ -34,7 +34,7 @@ from lmtool.runs.creation import check_output_folder, create_run, make_run_path
 from lmtool.runs.directory import RECIPE
 from lmtool.runs.files import RunInfo
 from lmtool.runs.paths import RUN_INFO_FILE, add_to_runs_index
-from lmtool.runs.saving import Snapshot
+from lmtool.runs.saving import CheckpointSnapshot
 from lmtool.runs.tensors import ComputedTensors
 from lmtool.storage.checksum import sha256_of_file, sha256_of_json
 from lmtool.storage.durable import (
@@ -148,10 +148,10 @@ def _write_run(
         raise import_error("its configuration is of a model larger than what any program could hold", model.path)
     with torch.device("meta"):
         outlines = add_objective_head(recipe, build_on_meta(spec, spec.vocab_size or 0)).state_dict()
-    weights = model.family.map_weights(spec, BODY_OBJECTIVE if has_separate_head else recipe.objective)
+    weights = model.family.list_parameter_mappings(spec, BODY_OBJECTIVE if has_separate_head else recipe.objective)
     if has_separate_head:
         body = (replace(weight, name=f"body.{weight.name}") for weight in weights)
-        weights = [*body, *(WeightMapping(name, (name,)) for name in model.head_tensor_names)]
+        weights = [*body, *(ParameterMapping(name, (name,)) for name in model.head_tensor_names)]
     tensors = _convert_weights_lazily(model, weights, outlines, report)
     millions = sum(parameter.numel() for parameter in outlines.values()) / 1e6
     info = RunInfo.create(
@@ -162,7 +162,7 @@ def _write_run(
     )
     files = {RECIPE: dump_yaml(recipe).encode(), **tokenizer.serialize_files()}
     with atomic_output_folder(folder) as new, create_run(new, info, files) as run:
-        run.save_checkpoint(Snapshot(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
+        run.save_checkpoint(CheckpointSnapshot(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
 class RecipeSections(NamedTuple):
@@ -260,7 +260,7 @@ def _build_recipe(
 
 
 def _convert_weights_lazily(
-    model: PublishedModel, weights: Sequence[WeightMapping], meta_tensors: Mapping[str, Tensor], report: Progress
+    model: PublishedModel, weights: Sequence[ParameterMapping], meta_tensors: Mapping[str, Tensor], report: Progress
 ) -> ComputedTensors:
     """Returns the weights of the run, each of which is converted when it is written.
 

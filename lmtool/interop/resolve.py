@@ -42,7 +42,7 @@ def import_if_published(name: str) -> str:
     return str(import_to_cache(name))
 
 
-def resolve_without_download(name: str) -> str:
+def resolve_name_without_download(name: str) -> str:
     """Resolves a name from a file as `import_if_published`, but downloads nothing, which only typed names may do.
 
     Raises CheckpointError for a name of the Hub that was not imported before.
@@ -87,14 +87,14 @@ def resolve_model_names(resolved: ResolvedRecipe, base: Recipe | None = None) ->
     base: the recipe of the run that it continues, whose names are resolved already.
     Raises CheckpointError for a model that cannot be imported.
     """
-    named = _model_names(resolved.recipe)
+    named = _list_model_names_by_key(resolved.recipe)
     if base is not None:
-        named = dict(named.items() - _model_names(base).items())
+        named = dict(named.items() - _list_model_names_by_key(base).items())
     runs = {key: MODEL_NAME_RESOLVERS[key](value) for key, value in named.items()}
     return replace(resolved, recipe=resolved.recipe.with_unvalidated_values(runs)) if runs != named else resolved
 
 
-def _model_names(recipe: Recipe) -> dict[str, str]:
+def _list_model_names_by_key(recipe: Recipe) -> dict[str, str]:
     """Returns the names of models in a recipe, by key."""
     tree = recipe.model_dump()
     return {

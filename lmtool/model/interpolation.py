@@ -34,13 +34,13 @@ class NGramInterpolation(Interpolation):
         n = self.ngram.n_context_tokens
         return [ids[max(0, at + 1 - n) : at + 1] for at in positions]
 
-    def interpolate_logits(self, logits_BV: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
+    def interpolate_next_token_log_probs(self, logits_BV: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
         rows = [self.ngram.next_token_probabilities(text[-self.ngram.n_context_tokens :]) for text in texts]
         ngram_BV = torch.from_numpy(np.log(np.stack(rows))).to(logits_BV)
         ngram_BV = F.pad(ngram_BV, (0, logits_BV.shape[-1] - ngram_BV.shape[-1]), value=-torch.inf)
         return self._interpolate(logits_BV.log_softmax(-1), ngram_BV)
 
-    def interpolate_log_probs(self, logprobs_N: Tensor, batch: Batch, is_scored_BT: Tensor) -> Tensor:
+    def interpolate_target_log_probs(self, logprobs_N: Tensor, batch: Batch, is_scored_BT: Tensor) -> Tensor:
         cpu = self.ngram.grams_GN.device
         batch, is_scored_BT = batch.to(cpu), is_scored_BT.to(cpu)
         context_NC = self.ngram(batch).hidden_BTD[is_scored_BT]

@@ -60,13 +60,13 @@ class Interpolation(Protocol):
     def get_contexts(self, ids: Sequence[int], positions: Iterable[int]) -> list[Sequence[int]]:
         """Returns the tokens up to each of these positions of a text that the other model reads."""
 
-    def interpolate_logits(self, logits_BV: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
+    def interpolate_next_token_log_probs(self, logits_BV: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
         """Returns log p of the token after each text (B, V), given the language model's logits.
 
         Each row depends on its own text alone, so that it is the same in any batch.
         """
 
-    def interpolate_log_probs(self, logprobs_N: Tensor, batch: Batch, is_scored_BT: Tensor) -> Tensor:
+    def interpolate_target_log_probs(self, logprobs_N: Tensor, batch: Batch, is_scored_BT: Tensor) -> Tensor:
         """Returns log p of the scored targets of a batch (N,), given those of the language model."""
 
 

@@ -162,7 +162,7 @@ class NGramModel(CountingModel):
         cells = rows_of_grams * self.vocab_size + order.keys_G[grams] % self.vocab_size
         return _Continuations(rows_of_grams, cells, order.mass_G[grams])
 
-    def has_counted(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def has_counted_targets(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Returns whether each target was ever counted after its context."""
         context_MC, target_M = hidden.reshape(-1, self.n_context_tokens), targets.reshape(-1)
         length_M = self._context_lengths(context_MC)
@@ -199,7 +199,7 @@ class NGramModel(CountingModel):
         merged = (self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())
         new, n_new = [], 0
         for batch in batches:
-            new.append(_merge_counts([self._target_ngrams(batch)], self.vocab_size))
+            new.append(_merge_counts([self._list_target_ngrams(batch)], self.vocab_size))
             n_new += len(new[-1][0])
             if n_new > max(MIN_BUFFERED_NGRAMS, len(merged[0])):
                 merged, new, n_new = _merge_counts([merged, *new], self.vocab_size), [], 0
@@ -219,7 +219,7 @@ class NGramModel(CountingModel):
             window_BTC = window_BTC.masked_fill(document_BTC != documents_BT[..., None], PADDING_ID)
         return window_BTC.contiguous()
 
-    def _target_ngrams(self, batch: Batch) -> NGramCounts:
+    def _list_target_ngrams(self, batch: Batch) -> NGramCounts:
         """Returns the n-gram of every target and its N - 1 preceding tokens, each with count 1."""
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has nothing to count")
@@ -252,7 +252,7 @@ class NGramModel(CountingModel):
         for _ in range(self.order - 1):
             grams_GN, counts_G = levels[-1]
             levels.append(
-                _merge_counts([(grams_GN[:, 1:], self._count_contributions_to_suffixes(*levels[-1]))], self.vocab_size)
+                _merge_counts([(grams_GN[:, 1:], self._count_suffix_continuations(*levels[-1]))], self.vocab_size)
             )
         (tokens_G1, counts_G), *rest = reversed(levels)
         adjusted_V = np.zeros(self.vocab_size, dtype=np.int64)
@@ -267,7 +267,7 @@ class NGramModel(CountingModel):
                 context_G = np.searchsorted(keys, context_G * self.vocab_size + token_G)
             n_contexts = len(orders[-1][0]) if orders else self.vocab_size
             keys_G = context_G * self.vocab_size + grams_GN[is_whole, -1]
-            mass_G, backoff_X = self._masses_and_backoffs(context_G, counts_G[is_whole], n_contexts)
+            mass_G, backoff_X = self._discounted_probabilities_and_backoffs(context_G, counts_G[is_whole], n_contexts)
             orders.append((keys_G, mass_G, np.searchsorted(context_G, np.arange(n_contexts + 1)), backoff_X))
 
         def to_tensor(values: NDArray[Any]) -> Tensor:
@@ -276,14 +276,16 @@ class NGramModel(CountingModel):
         unigram_V = to_tensor(self._estimate_unigrams(adjusted_V))
         return _SmoothedTables(unigram_V, tuple(_NgramOrderTable(*map(to_tensor, order)) for order in orders))
 
-    def _count_contributions_to_suffixes(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
+    def _count_suffix_continuations(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         """Returns what each n-gram adds to the count of itself without its first token.
 
         The sums are continuation counts: the number of distinct preceding tokens, and of texts that it begins.
         """
         return np.where(grams_GN[:, 0] == PADDING_ID, counts_G, 1)
 
-    def _masses_and_backoffs(self, context_G: IntArray, counts_G: IntArray, n_contexts: int) -> list[FloatArray]:
+    def _discounted_probabilities_and_backoffs(
+        self, context_G: IntArray, counts_G: IntArray, n_contexts: int
+    ) -> list[FloatArray]:
         """Returns mass_G and backoff_X of an order; see `_NgramOrderTable`."""
         discount_G = kneser_ney_discounts(counts_G)[np.minimum(counts_G, 3)]
         total_X = np.bincount(context_G, counts_G, n_contexts)
@@ -345,10 +347,12 @@ class AddKNGramModel(NGramModel):
         denominator = total + self.k * self.vocab_size
         return torch.where(denominator > 0, (count + self.k) / denominator.clamp(min=1e-300), 1 / self.vocab_size)
 
-    def _count_contributions_to_suffixes(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
+    def _count_suffix_continuations(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         return counts_G
 
-    def _masses_and_backoffs(self, context_G: IntArray, counts_G: IntArray, n_contexts: int) -> list[FloatArray]:
+    def _discounted_probabilities_and_backoffs(
+        self, context_G: IntArray, counts_G: IntArray, n_contexts: int
+    ) -> list[FloatArray]:
         total_X = np.bincount(context_G, counts_G, n_contexts).astype(np.float64)
         return [counts_G.astype(np.float64), total_X]
 

@@ -44,7 +44,7 @@ USUAL_MAXIMA = {
 """Recipe keys that make a model large, with their usual maximum."""
 
 
-class ParameterCount(NamedTuple):
+class MatrixAndOtherParameters(NamedTuple):
     """Number of trained parameters: in the matrices of layers, which Muon updates, and others."""
 
     matrices: int
@@ -80,7 +80,7 @@ class PersistentTrainingBytes(NamedTuple):
 BYTES_PER_FROZEN_WEIGHT = {"none": 4, "int8": 1, "int4": 0.625}
 """Bytes of a frozen weight under adapters, by how it is quantized."""
 
-UNCOUNTABLE = ParameterCount(0, 2**60)
+UNCOUNTABLE = MatrixAndOtherParameters(0, 2**60)
 """Count of models in which a single tensor has more bytes than torch can count."""
 
 
@@ -100,7 +100,7 @@ def build_on_meta(spec: Model, vocab_size: int) -> LanguageModel:
 
 
 @lru_cache(maxsize=64)
-def count_parameters(spec: Model, vocab_size: int) -> ParameterCount:
+def count_parameters(spec: Model, vocab_size: int) -> MatrixAndOtherParameters:
     """Counts the trained parameters of a model whose embedding has `vocab_size` rows.
 
     Layers are identical, so the count is extrapolated from models of one and two layers.
@@ -108,7 +108,7 @@ def count_parameters(spec: Model, vocab_size: int) -> ParameterCount:
     n_layers = dict(spec).get("n_layers", 0)
     if n_layers > 2:
         one, two = (count_parameters(spec.with_unvalidated_values({"n_layers": n}), vocab_size) for n in (1, 2))
-        return ParameterCount(*(a + (n_layers - 1) * (b - a) for a, b in zip(one, two, strict=True)))
+        return MatrixAndOtherParameters(*(a + (n_layers - 1) * (b - a) for a, b in zip(one, two, strict=True)))
     try:
         model = build_on_meta(spec, vocab_size)
     except (RuntimeError, TypeError) as error:
@@ -116,7 +116,7 @@ def count_parameters(spec: Model, vocab_size: int) -> ParameterCount:
             raise
         return UNCOUNTABLE
     matrices = sum(matrix.numel() for matrix in find_layer_matrices_and_part_rows(model))
-    return ParameterCount(matrices, sum(parameter.numel() for parameter in model.parameters()) - matrices)
+    return MatrixAndOtherParameters(matrices, sum(parameter.numel() for parameter in model.parameters()) - matrices)
 
 
 @lru_cache(maxsize=64)
@@ -144,19 +144,19 @@ def estimate_persistent_memory(recipe: Recipe, vocab_size: int) -> PersistentTra
     size = count_parameters(model, vocab_size)
     if isinstance(recipe.objective, ReplacedTokens) and isinstance(model, Transformer):
         generator = count_parameters(make_generator_spec(model, recipe.objective), vocab_size)
-        size = ParameterCount(size.matrices + generator.matrices, size.others + generator.others)
+        size = MatrixAndOtherParameters(size.matrices + generator.matrices, size.others + generator.others)
     table = model.ngram_embedding if isinstance(model, Transformer) else None
     entries = 0 if table is None else table.entries
     in_table = entries * (dict(model).get("embedding_width") or model.d_model) if entries else 0
     dense, trained = size.parameters - in_table, size
     n_adapters = count_adapter_parameters(model, tuning.lora) if tuning.lora and isinstance(model, Transformer) else 0
     if tuning.lora is not None or tuning.freeze == "body":
-        trained, entries, in_table = ParameterCount(n_adapters, 0), 0, 0
+        trained, entries, in_table = MatrixAndOtherParameters(n_adapters, 0), 0, 0
     elif tuning.freeze == "embeddings":
         others = size.others - vocab_size * model.d_model - in_table
-        trained, entries, in_table = ParameterCount(size.matrices, max(0, others)), 0, 0
+        trained, entries, in_table = MatrixAndOtherParameters(size.matrices, max(0, others)), 0, 0
     elif dict(model).get("freeze_embeddings"):
-        trained = ParameterCount(size.matrices, max(0, size.others - vocab_size * model.d_model))
+        trained = MatrixAndOtherParameters(size.matrices, max(0, size.others - vocab_size * model.d_model))
     # an n-gram table has one moment for each entry
     moments = recipe.optimizer.count_states(trained.matrices, trained.others - in_table) + entries
     with_gradients = trained.parameters - in_table

@@ -1,7 +1,7 @@
 """The decoding state of a model, with its KV cache. It is an immutable value, although states share buffers.
 
 The KV cache has lines of slots. Usually each row has its own line, with a slot for each position; rows with a common
-prefix can share a line (`SharedCacheLines`).
+prefix can share a line (`CacheLineSharing`).
 
 Shapes: B rows, G cache lines, W rows per line, T new positions of a row, S slots of a line or positions of a source, Q
 new slots of a line, N heads, H head width.
@@ -101,7 +101,7 @@ TensorMap = Callable[[Tensor], Tensor] | None
 
 
 @dataclass(frozen=True)
-class SharedCacheLines:
+class CacheLineSharing:
     """How rows with a common prefix share one line of the KV cache.
 
     All rows of a line write into it, and a row attends only to the slots of its own text. So a beam search never
@@ -116,14 +116,14 @@ class SharedCacheLines:
     seen_BS: Tensor
     positions_PS: Tensor
 
-    def reserve_positions(self, n_new: int, length: int) -> "SharedCacheLines":
+    def reserve_positions(self, n_new: int, length: int) -> "CacheLineSharing":
         """Returns it with slots for `n_new` more positions of each row, which have `length` so far."""
         width, device = self.rows_per_line, self.seen_BS.device
         own_WQ = torch.eye(width, dtype=torch.bool, device=device).repeat_interleave(n_new, 1)
         seen_BS = torch.cat((self.seen_BS, own_WQ.repeat(len(self.seen_BS) // width, 1)), 1)
         positions_Q = torch.arange(length, length + n_new, device=device).repeat(width)
         positions_PS = torch.cat((self.positions_PS, positions_Q.expand(len(self.positions_PS), -1)), 1)
-        return SharedCacheLines(width, seen_BS, positions_PS)
+        return CacheLineSharing(width, seen_BS, positions_PS)
 
 
 class SlotPositionsAndMasks(NamedTuple):
@@ -154,7 +154,7 @@ class DecodeState:
     padding_B: Tensor | None
     layers: tuple[LayerState, ...]
     source_keep_BS: Tensor | None = None
-    shared_lines: SharedCacheLines | None = None
+    shared_lines: CacheLineSharing | None = None
 
     @property
     def rows_per_line(self) -> int:
@@ -197,7 +197,7 @@ class DecodeState:
         else:
             positions_PS = torch.arange(self.length, device=device)[None]
             seen_BS = positions_PS.expand(len(rows), -1) >= (0 if padding_B is None else padding_B[:, None])
-        return replace(selected, shared_lines=SharedCacheLines(width, seen_BS, positions_PS))._drop_unseen_slots()
+        return replace(selected, shared_lines=CacheLineSharing(width, seen_BS, positions_PS))._drop_unseen_slots()
 
     def _drop_unseen_slots(self) -> Self:
         """Drops slots that no row attends to, if they are half of all; and `shared_lines`, if no rows share a line."""
@@ -222,7 +222,7 @@ class DecodeState:
             return replace(self, layers=layers, shared_lines=None)
         seen_BS = seen_GWS.gather(2, slots_GS[:, None].expand(-1, width, -1)).flatten(0, 1)
         positions_GS = self.shared_lines.positions_PS.expand(len(slots_GS), -1).gather(1, slots_GS)
-        return replace(self, layers=layers, shared_lines=SharedCacheLines(width, seen_BS, positions_GS))
+        return replace(self, layers=layers, shared_lines=CacheLineSharing(width, seen_BS, positions_GS))
 
     def trim_common_padding(self) -> Self:
         """Returns the state without the left padding that all rows have."""
@@ -400,13 +400,13 @@ def _pad_and_concatenate(tensors: Sequence[Tensor], dim: int, *, pad_left: bool)
     return torch.cat([F.pad(t, pad) if n else t for t, pad, n in zip(tensors, pads, missing, strict=True)])
 
 
-def _join_shared_lines(states: Sequence[DecodeState], length: int) -> SharedCacheLines | None:
+def _join_shared_lines(states: Sequence[DecodeState], length: int) -> CacheLineSharing | None:
     shared = [(one.shared_lines, length - one.length) for one in states if one.shared_lines is not None]
     if not shared:
         return None
     positions = [(one.positions_PS + n).expand(len(one.seen_BS) // one.rows_per_line, -1) for one, n in shared]
     seen_BS = _pad_and_concatenate([one.seen_BS for one, _ in shared], 1, pad_left=True)
-    return SharedCacheLines(shared[0][0].rows_per_line, seen_BS, _pad_and_concatenate(positions, 1, pad_left=True))
+    return CacheLineSharing(shared[0][0].rows_per_line, seen_BS, _pad_and_concatenate(positions, 1, pad_left=True))
 
 
 def _join_source_masks(states: Sequence[DecodeState]) -> Tensor | None:

@@ -79,7 +79,7 @@ class TransformerModel(LanguageModel):
         """What is added to the embeddings of tokens by the tokens before them."""
         return [part for part in (self.ngrams, self.smear) if part is not None]
 
-    def sum_context_embeddings(self, tokens_BT: Tensor, positions_PT: Tensor, preceding_BS: Tensor) -> Tensor:
+    def sum_preceding_tokens_embeddings(self, tokens_BT: Tensor, positions_PT: Tensor, preceding_BS: Tensor) -> Tensor:
         """Returns the sum of these (B, T, D), at least one, for tokens that follow others."""
         parts = self.context_embeddings
         added_BTD: Tensor = reduce(torch.add, (part(tokens_BT, positions_PT, preceding_BS) for part in parts))
@@ -119,7 +119,7 @@ class TransformerModel(LanguageModel):
             assert isinstance(row_tokens, RowTokens)
             caches, preceding_BS = tuple(stack_caches), row_tokens.tokens_BS
             positions_PT = after.lines_to_rows(positions_PQ.expand(len(tokens_GQ), -1))
-            added_GQD = after.rows_to_lines(self.sum_context_embeddings(tokens_BT, positions_PT, preceding_BS))
+            added_GQD = after.rows_to_lines(self.sum_preceding_tokens_embeddings(tokens_BT, positions_PT, preceding_BS))
             history = (RowTokens(torch.cat((preceding_BS, tokens_BT), 1)),)
         x_GQD = self.input_embeddings(stack)(tokens_GQ, positions_PQ, None, added_GQD)
         output, layers = stack(x_GQD, positions_PS, mask, caches, state.source_keep_BS)

@@ -113,7 +113,9 @@ class _ChunkedLoss(torch.autograd.Function):
         return None, None, None, *grads
 
 
-def token_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> tuple[Loss, HiddenOutput]:
+def token_loss_and_output(
+    model: LanguageModel, batch: Batch, label_smoothing: float = 0.0
+) -> tuple[Loss, HiddenOutput]:
     """Returns the cross-entropy of a batch's targets, and the model's output. Raises ValueError without targets."""
     targets_M = batch.required_targets_BT.flatten()
     output: HiddenOutput = model(batch)

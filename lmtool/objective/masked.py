@@ -111,7 +111,7 @@ class MaskedObjective(Objective):
         return [parameter for head in heads if head is not None for parameter in head.parameters()]
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        loss, output = self._selected_token_loss(model, batch)
+        loss, output = self._selected_token_loss_and_output(model, batch)
         loss = add_auxiliary_loss(loss, output.auxiliary_B, batch.targets_BT)
         if self.spec.span_boundary:
             loss = replace(loss, total=loss.total + self._span_boundary_loss(model, output.hidden_BTD, batch))
@@ -122,14 +122,14 @@ class MaskedObjective(Objective):
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         """Returns the summed -log p of the selected tokens, and for rows of two texts the metric of their relation."""
-        loss, output = self._selected_token_loss(model, batch)
+        loss, output = self._selected_token_loss_and_output(model, batch)
         if batch.labels_B is None:
             return loss
         right = (self._next_sentence_scores(model, output.hidden_BTD).argmax(1) == batch.labels_B).sum()
         return replace(loss, metrics=dict.fromkeys(self.metric_names, (right, len(batch.labels_B))))
 
     @staticmethod
-    def _selected_token_loss(model: LanguageModel, batch: Batch) -> tuple[Loss, HiddenOutput]:
+    def _selected_token_loss_and_output(model: LanguageModel, batch: Batch) -> tuple[Loss, HiddenOutput]:
         """Returns the loss of the selected tokens, the only ones whose logits are computed, and the model's output."""
         targets_BT = batch.required_targets_BT
         output: HiddenOutput = model(batch)
@@ -176,7 +176,7 @@ class MaskedObjective(Objective):
                 # as the last position of an order, which no other sees, so that one stream is enough
                 others_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) != t
                 masked = replace(masked, extra_mask_BTT=others_T.expand(len(rows_B), len(others_T), -1))
-            total += self._selected_token_loss(model, masked)[0].total
+            total += self._selected_token_loss_and_output(model, masked)[0].total
         return Loss(total.float(), (target_BT != IGNORE).sum())
 
     def _corrupt(self, first_N: Ints, rng: np.random.Generator, second_N: Ints | None = None) -> _CorruptedRow:

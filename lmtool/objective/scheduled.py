@@ -18,7 +18,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import evaluation_mode
 from lmtool.objective.base import Example, Loss, Objective
-from lmtool.objective.cross_entropy import add_auxiliary_loss, rows_per_chunk, token_loss
+from lmtool.objective.cross_entropy import add_auxiliary_loss, rows_per_chunk, token_loss_and_output
 from lmtool.recipe.spec.objective import Causal, Prefix, ScheduledSampling, Seq2Seq, SpanCorruption
 
 
@@ -140,8 +140,8 @@ class TokenObjective(Objective):
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         smoothing = 0.0 if isinstance(self.spec, SpanCorruption) else self.spec.label_smoothing
-        loss, output = token_loss(model, sample_input_tokens(model, batch), smoothing)
+        loss, output = token_loss_and_output(model, sample_input_tokens(model, batch), smoothing)
         return add_auxiliary_loss(loss, output.auxiliary_B, batch.targets_BT)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        return token_loss(model, batch)[0]
+        return token_loss_and_output(model, batch)[0]

@@ -85,13 +85,13 @@ class SkipGramObjective(Objective):
         return self._collate_pairs(parts)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return add_auxiliary_loss(*self._pair_loss(model, batch), batch.targets_BT)
+        return add_auxiliary_loss(*self._pair_loss_and_auxiliary(model, batch), batch.targets_BT)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         """Returns the training loss without auxiliary losses."""
-        return self._pair_loss(model, batch)[0]
+        return self._pair_loss_and_auxiliary(model, batch)[0]
 
-    def _pair_loss(self, model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor | None]:
+    def _pair_loss_and_auxiliary(self, model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor | None]:
         """Returns the loss of all pairs, and the auxiliary losses of the centres, if any."""
         targets_BN = batch.required_targets_BT
         output: HiddenOutput = model(batch)

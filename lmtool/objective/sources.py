@@ -125,11 +125,11 @@ class SpanCorruptionObjective(TokenObjective):
         return n - n_noise + n_spans, n_noise + n_spans + (2 if self.spec.end == "both" else 1)
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
-        corrupted = (self.corrupt(example.tokens, example.rng) for example in examples)
+        corrupted = (self.corrupt_to_source_and_target(example.tokens, example.rng) for example in examples)
         pairs = [SourceTargetPair(source, self.vocabulary.target_start_ids, target) for source, target in corrupted]
         return collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
 
-    def corrupt(self, tokens: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    def corrupt_to_source_and_target(self, tokens: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Returns the source and the target of a text."""
         n_noise, n_spans = self._count_noise_tokens_and_spans(len(tokens))
         noise = _random_composition(n_noise, n_spans, rng)

@@ -19,7 +19,7 @@ from lmtool.recipe.grammar import (
     specs_by_kind,
     specs_with_key,
 )
-from lmtool.recipe.spec.base import Spec, find_unrepresentable
+from lmtool.recipe.spec.base import Spec, find_unrepresentable_values
 
 MAX_SUGGESTIONS = 20
 """Limit of the unknown keys that are compared with known keys, which is slow."""
@@ -42,7 +42,9 @@ AnySpec = TypeVar("AnySpec", bound=Spec)
 
 def validate(tree: dict[str, Any], locate: OriginFinder, root: type[AnySpec]) -> tuple[AnySpec | None, list[Mistake]]:
     """Validates `tree` as a `root`; returns the spec, or None and all mistakes."""
-    if mistakes := [Mistake(locate(path), f"{dotted_key(path)}: {what}") for path, what in find_unrepresentable(tree)]:
+    if mistakes := [
+        Mistake(locate(path), f"{dotted_key(path)}: {what}") for path, what in find_unrepresentable_values(tree)
+    ]:
         return None, mistakes
     try:
         return root.model_validate(tree), []

@@ -130,7 +130,7 @@ def resolve_finetuning(parent: ParentRun, table: TableProperties, settings: Sequ
     """
     recipe = make_table_recipe(parent, table)
     source, name = f"fine-tuning of {parent.name}", f"finetune-{parent.name}"
-    if _is_contrastive(recipe, table, settings):
+    if _should_train_contrastively(recipe, table, settings):
         batch_size = min(CONTRASTIVE_BATCH, table.n_rows)
         steps = max(MIN_CONTRASTIVE_STEPS, math.ceil(CONTRASTIVE_EPOCHS * table.n_rows / batch_size))
         values = CONTRASTIVE_VALUES | _linear_head_values(parent, recipe, is_frozen=False)
@@ -219,7 +219,7 @@ def _linear_head_values(parent: ParentRun, recipe: Recipe, is_frozen: bool) -> d
     return {"objective.dense": "none", "objective.dropout": 0.0} | ({} if gives_one else {"objective.pool": "mean"})
 
 
-def _is_contrastive(recipe: Recipe, table: TableProperties, settings: Sequence[Setting]) -> bool:
+def _should_train_contrastively(recipe: Recipe, table: TableProperties, settings: Sequence[Setting]) -> bool:
     """Returns whether training is contrastive: if a setting says so, or if an encoder gets few rows of a class and no
     setting is for another head or for validations."""
     named = [setting.value for setting in settings if setting.key == "objective.contrastive"]

@@ -82,7 +82,7 @@ class ResolvedRecipe:
     inferred: tuple[str, ...] = ()
 
 
-def bundled_path(name: str) -> Path:
+def find_bundled_folder(name: str) -> Path:
     """Returns a folder that comes with lmtool, in the installed package or in the checkout."""
     package = Path(lmtool.__file__).parent
     installed = package / "_bundled" / name
@@ -91,7 +91,7 @@ def bundled_path(name: str) -> Path:
 
 def shipped_recipes() -> dict[str, Path]:
     """Returns the files of the recipes that come with lmtool, by name."""
-    return {file.stem: file for file in sorted(bundled_path("recipes").glob("*.yaml"))}
+    return {file.stem: file for file in sorted(find_bundled_folder("recipes").glob("*.yaml"))}
 
 
 def find_similar_recipes(name: str | Path) -> list[str]:

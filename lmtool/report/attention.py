@@ -111,7 +111,7 @@ def format_attention_head(attention: AttentionWeights, layer: int, head: int | N
             line = Text(set_cell_size(name, label))
             for weight in row.tolist():
                 percent = round(100 * weight)
-                line.append(f"{percent or '·':>{cell}}", style=_get_shade_style(weight) if percent else "")
+                line.append(f"{percent or '·':>{cell}}", style=_make_rich_shade_style(weight) if percent else "")
             yield line
 
 
@@ -134,7 +134,7 @@ def format_attribution(attribution: WordAttribution) -> Iterator[Text]:
     yield from map(Text, align_columns(list(zip(("word", *attribution.words), *columns, strict=True))))
 
 
-def _get_shade_style(weight: float) -> str:
+def _make_rich_shade_style(weight: float) -> str:
     """Returns a style of rich: a background from white to blue, and the text colour that is legible on it."""
     share = min(1.0, weight)
     red, green, blue = (round(255 + share * (full - 255)) for full in (31, 95, 191))

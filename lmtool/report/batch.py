@@ -80,7 +80,7 @@ def collate_batch_of_step(
         with _temporary_windows(texts, recipe, data, objective) as windows:
             examples = windows.read(samples)
     else:
-        examples = data.examples(objective).read(samples)
+        examples = data.make_examples(objective).read(samples)
     batch = read = objective.collate(examples, (step - 1) / recipe.training.steps)
     if batch.draws_BT is not None:
         lm, _ = build_for_training(recipe, tokenizer, CPU, data.initialize_from_data_, base=plan.base)

@@ -172,7 +172,7 @@ class LineChart:
         return render("lines.svg", chart=self, across=across, down=down, legend=legend, **sizes)
 
 
-class ShadedRun(NamedTuple):
+class ShadedCellRange(NamedTuple):
     """Neighbouring cells of a row with the same shade. shade: share of the darkest, for CSS."""
 
     first_cell: int
@@ -221,12 +221,12 @@ class HeatMap:
         sizes = {"left": left, "top": top, "max_value": max_value}
         return render("heat.svg", chart=self, rows=rows, columns=columns, **sizes)
 
-    def list_shaded_runs(self, row: Sequence[float], max_value: float) -> list[ShadedRun]:
+    def list_shaded_cell_ranges(self, row: Sequence[float], max_value: float) -> list[ShadedCellRange]:
         """Returns the runs of equally shaded cells in a row, except blank ones."""
         shares = [value / max_value if max_value > 0 else 0.0 for value in row]
         shades = [format_share(share) if share >= 0.005 else "" for share in shares]
         groups = [list(cells) for _, cells in groupby(range(len(row)), shades.__getitem__)]
-        return [ShadedRun(cells[0], len(cells), shades[cells[0]]) for cells in groups if shades[cells[0]]]
+        return [ShadedCellRange(cells[0], len(cells), shades[cells[0]]) for cells in groups if shades[cells[0]]]
 
     def figure(self, caption: str, row_names_header: str, numbers: Sequence[Sequence[float]] | None = None) -> Markup:
         """Renders the picture with a table of its values.

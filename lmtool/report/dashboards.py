@@ -17,7 +17,7 @@ from lmtool.runs.history import finite_number
 from lmtool.storage.checksum import sha256
 from lmtool.tasks.results import Results
 from lmtool.training.comparison import BitsPerByteResults
-from lmtool.training.events import Event, Logged, Sampled, Started
+from lmtool.training.events import Event, MetricsLogged, RunStarted, SamplesGenerated
 
 PROJECT_NAME = "lmtool"
 """Project, or experiment, to which runs are logged."""
@@ -39,7 +39,7 @@ class DashboardLogger(Protocol):
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Logs numbers of a step."""
 
-    def log_sample(self, sampled: Sampled) -> None:
+    def log_sample(self, sampled: SamplesGenerated) -> None:
         """Logs a generated text."""
 
     def close(self) -> None:
@@ -50,24 +50,24 @@ class DashboardLoggers:
     """The loggers that a recipe names. A logger that fails is closed with one warning and gets no more events."""
 
     def __init__(self) -> None:
-        self._started: Started | None = None
+        self._started: RunStarted | None = None
         self._open: dict[LoggerName, DashboardLogger] | None = None
 
     def log_event(self, event: Event) -> Warnings:
         """Logs an event; returns warnings."""
         match event:
-            case Started():
+            case RunStarted():
                 self._started = event
-            case Logged():
+            case MetricsLogged():
                 step = int(event.record["step"])
                 return [
                     *self._open_all_once(step),
                     *self._call_each_or_drop("log", _select_numbers(event.record), step),
                 ]
-            case Sampled():
+            case SamplesGenerated():
                 return self._call_each_or_drop("log_sample", event)
             case Results() | BitsPerByteResults():
-                record = event.record()
+                record = event.to_record()
                 prefix = "".join(f"{record[name]}/" for name in ("task", "part") if name in record)
                 return self._call_each_or_drop("log", _select_numbers(record, prefix), event.step)
         return []
@@ -150,7 +150,7 @@ class _TensorBoard:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
-    def log_sample(self, sampled: Sampled) -> None:
+    def log_sample(self, sampled: SamplesGenerated) -> None:
         self._add_text("samples", f"{sampled.prompt}{sampled.text}", sampled.step)
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class _WeightsAndBiases:
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log({"step": step, **values})
 
-    def log_sample(self, sampled: Sampled) -> None:
+    def log_sample(self, sampled: SamplesGenerated) -> None:
         row = [sampled.step, sampled.prompt, sampled.text]
         table = self._wandb.Table(columns=["step", "prompt", "text"], data=[row])
         self._run.log({"step": sampled.step, "samples": table})
@@ -225,7 +225,7 @@ class _BufferedMLflow:
         if time.monotonic() - self._sent_at > MLFLOW_INTERVAL_SECONDS:
             self._send_pending_metrics()
 
-    def log_sample(self, sampled: Sampled) -> None:
+    def log_sample(self, sampled: SamplesGenerated) -> None:
         digest = sha256(sampled.prompt.encode())[:8]
         file = f"samples/step-{sampled.step:06}-{digest}.txt"
         self._client.log_text(self._id, f"{sampled.prompt}{sampled.text}", file)

@@ -134,17 +134,19 @@ def draw_masks(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
             size = row.tokens_BT.shape[1]
             mask = make_layer_mask(spec, size, causal=spec.reads != "both" and named != "encoder: ", layer=layer)
             mask = replace(mask, prefix_B=row.prefix_B, keep_BS=row.keep_BT, documents_BS=row.documents_BT)
-            yield _pool_mask(named + _describe_mask(mask, layers), mask.to_tensor(size, size, CPU)[0])
+            yield _downsample_mask(named + _describe_mask(mask, layers), mask.to_tensor(size, size, CPU)[0])
     elif not isinstance(spec, Recurrent) or spec.attention is None:
         return
     elif spec.shape == "decoder":
         present = spec.attention.present
         mask = Mask(causal=True, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
         allowed_TT = past_mask(mask, n, n, CPU, present)[0]
-        yield _pool_mask("the states up to the own one" if present else "the states before the own one", allowed_TT)
+        yield _downsample_mask(
+            "the states up to the own one" if present else "the states before the own one", allowed_TT
+        )
     if source is not None and spec.shape == "encoder-decoder":
         allowed_TS = Mask(keep_BS=batch.source_keep_BS).to_tensor(n, source.shape[1], CPU)[0]
-        yield _pool_mask("decoder to encoder: all of the source", allowed_TS)
+        yield _downsample_mask("decoder to encoder: all of the source", allowed_TS)
 
 
 def _describe_mask(mask: Mask, layers: str) -> str:
@@ -161,7 +163,7 @@ def _describe_mask(mask: Mask, layers: str) -> str:
     return (f"{layers}: " if layers else "") + ", ".join(parts)
 
 
-def _pool_mask(title: str, allowed_QS: Tensor) -> MaskPicture:
+def _downsample_mask(title: str, allowed_QS: Tensor) -> MaskPicture:
     """Reduces a mask to at most MAX_CELLS cells in each direction."""
     cell = -(-max(allowed_QS.shape) // MAX_CELLS)
     pooled = F.avg_pool2d(allowed_QS.float()[None], cell, ceil_mode=True, count_include_pad=False)[0]
@@ -254,7 +256,7 @@ def _describe_rotary_positions(spec: Transformer, position: positions.RotaryPosi
     return PositionDescription(sentence, columns, rows, chart)
 
 
-class TreeRow(NamedTuple):
+class ModelTreeRow(NamedTuple):
     """A part of a model. name: behind the branches of the tree. share: of all parameters."""
 
     name: str
@@ -264,14 +266,14 @@ class TreeRow(NamedTuple):
     share: float
 
 
-def list_tree_rows(drawing: ModelDrawing) -> Iterator[TreeRow]:
+def list_tree_rows(drawing: ModelDrawing) -> Iterator[ModelTreeRow]:
     """Yields the parts of the tree, each before its own parts."""
 
-    def visit(part: ModelPart, before: str, below: str) -> Iterator[TreeRow]:
+    def visit(part: ModelPart, before: str, below: str) -> Iterator[ModelTreeRow]:
         times = f"{part.times} x " if part.times > 1 else ""
         share = part.parameters / max(1, drawing.tree.parameters)
         name, flops_per_token = before + times + part.name, part.flops / drawing.context
-        yield TreeRow(name, part.shape, part.parameters, flops_per_token, share)
+        yield ModelTreeRow(name, part.shape, part.parameters, flops_per_token, share)
         for i, child in enumerate(part.children):
             last = i == len(part.children) - 1
             yield from visit(child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "))

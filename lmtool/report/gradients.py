@@ -9,7 +9,7 @@ from markupsafe import Markup
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from lmtool.evaluation.gradients import Contraction, GradientFlow
+from lmtool.evaluation.gradients import GradientFlow, StateContraction
 from lmtool.printable import printable
 from lmtool.report.charts import Line, LineChart, Point
 from lmtool.report.page import Section, TableCell, figure, page, switchable_panels, table
@@ -77,7 +77,7 @@ def plot_gradient_flow(flows: Mapping[str, GradientFlow]) -> CurvesByStep:
     )
 
 
-def plot_contraction(contraction: Contraction) -> CurvesByStep:
+def plot_contraction(contraction: StateContraction) -> CurvesByStep:
     """Returns the distance of two states over the tokens that they read."""
     tokens, distances, rate, bounds, largest = contraction
     lines = [Line("measured", _to_log_points(distances)), Line("λ^t", _to_log_points(bounds), 1, dashed=True)]

@@ -29,8 +29,8 @@ from lmtool.runs.history import (
     RunHistory,
     compare_summaries,
     downsample_by_averaging,
+    explain_indistinguishable_scores,
     find_differing_recipe_values,
-    find_indistinct_scores,
     finite_number,
 )
 from lmtool.runs.listing import describe_fingerprints_and_lineage, validation_part
@@ -258,7 +258,9 @@ def _render_run_comparison(histories: Sequence[RunHistory]) -> Markup:
         [key, *map(_format_recipe_value, values)] for key, values in find_differing_recipe_values(histories).items()
     ]
     parts = [table(["", *names], figures, caption="Figures; losses in nats", row_headers=True)]
-    parts += [Markup("<p>{}.</p>").format(escape_controls(note)) for note in find_indistinct_scores(histories)]
+    parts += [
+        Markup("<p>{}.</p>").format(escape_controls(note)) for note in explain_indistinguishable_scores(histories)
+    ]
     if different:
         parts.append(table(["key", *names], different, caption="What differs in their recipes", row_headers=True))
     else:

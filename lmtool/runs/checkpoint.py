@@ -169,7 +169,7 @@ def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(step[1]), path) for path, step in steps if step and path.name == step_folder_name(int(step[1])))
 
 
-def check_checkpoint_sizes(path: Path) -> Checkpoint:
+def open_checkpoint_checking_sizes(path: Path) -> Checkpoint:
     """Reads the manifest of a checkpoint, and verifies file sizes only: fast, but does not detect changed bytes.
 
     The optimizer's files may be missing. Raises CheckpointError for the first file that is missing or differs.
@@ -189,7 +189,9 @@ def check_checkpoint_sizes(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def verify_checkpoint(path: Path, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> Checkpoint:
+def open_and_verify_checkpoint(
+    path: Path, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+) -> Checkpoint:
     """Verifies sizes and digests of all files of a checkpoint; the optimizer's digests only if requested.
 
     peers: processes that each verify some of the files at the same time.
@@ -197,7 +199,7 @@ def verify_checkpoint(path: Path, *, verify_optimizer: bool = True, peers: Peers
     """
     checkpoint, problem = None, None
     try:
-        checkpoint = _verify_share(path, verify_optimizer, peers)
+        checkpoint = _verify_share_of_files(path, verify_optimizer, peers)
     except CheckpointError as error:
         problem = error
     for text in peers.gather_texts(json.dumps(problem and [problem.what, problem.where, problem.fix])):
@@ -207,9 +209,9 @@ def verify_checkpoint(path: Path, *, verify_optimizer: bool = True, peers: Peers
     return checkpoint
 
 
-def _verify_share(path: Path, verify_optimizer: bool, peers: Peers) -> Checkpoint:
+def _verify_share_of_files(path: Path, verify_optimizer: bool, peers: Peers) -> Checkpoint:
     """Verifies the share of the digests of this process, and returns the checkpoint."""
-    checkpoint = check_checkpoint_sizes(path)
+    checkpoint = open_checkpoint_checking_sizes(path)
     wanted = (*checkpoint.model_files, *(checkpoint.optimizer_files if verify_optimizer else ()), STATE_FILE)
     if missing := [name for name in wanted if not os.path.lexists(path / name)]:
         raise _damage_error(path / missing[0], f"{missing[0]} is missing")
@@ -221,7 +223,7 @@ def _verify_share(path: Path, verify_optimizer: bool, peers: Peers) -> Checkpoin
 def find_newest_valid_checkpoint(
     folder: Path, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
 ) -> FoundCheckpoint:
-    """Returns the newest checkpoint that passes `verify_checkpoint`, and a warning for each newer one that fails.
+    """Returns the newest checkpoint that `open_and_verify_checkpoint` accepts, and a warning for each newer one.
 
     Returns one without optimizer state if none has it, as after `remove_optimizer_states`. Raises CheckpointError when
     there is none.
@@ -230,14 +232,14 @@ def find_newest_valid_checkpoint(
     paths = [path for _, path in reversed(list_checkpoints(folder))]
     for path in paths:
         try:
-            checkpoint = verify_checkpoint(path, verify_optimizer=verify_optimizer, peers=peers)
+            checkpoint = open_and_verify_checkpoint(path, verify_optimizer=verify_optimizer, peers=peers)
             return FoundCheckpoint(checkpoint, warnings)
         except CheckpointError as error:
             warnings.append(f"skipped the damaged checkpoint {path.name}: {error.what}")
     for n_newer, path in enumerate(paths):
         if verify_optimizer and not has_optimizer(path):
             with suppress(CheckpointError):
-                checkpoint = verify_checkpoint(path, verify_optimizer=False, peers=peers)
+                checkpoint = open_and_verify_checkpoint(path, verify_optimizer=False, peers=peers)
                 return FoundCheckpoint(checkpoint, warnings[:n_newer])
     if warnings:
         what = f"no checkpoint of this run is complete; of the newest: {warnings[0].split(': ', 1)[1]}"

@@ -29,7 +29,9 @@ def find_damaged_run_files(run_folder: Path) -> Iterator[tuple[Path, str]]:
     for _, folder in checkpoints.list_checkpoints(run_folder / CHECKPOINTS):
         try:
             # a finished run may have no optimizer state
-            checkpoint = checkpoints.verify_checkpoint(folder, verify_optimizer=checkpoints.has_optimizer(folder))
+            checkpoint = checkpoints.open_and_verify_checkpoint(
+                folder, verify_optimizer=checkpoints.has_optimizer(folder)
+            )
             read_saved_state(checkpoint)
         except CheckpointError as error:
             yield Path(error.where or folder), error.what

@@ -219,7 +219,7 @@ class Run:
 
     def check_logs(self, first: int, step: int) -> list[str]:
         """Returns a line for each kind of damage in the logs of the steps first + 1 to `step`."""
-        return self.metrics.find_damage(step, range(first + 1, step + 1)) + self.samples.find_damage(step)
+        return self.metrics.describe_damage(step, range(first + 1, step + 1)) + self.samples.describe_damage(step)
 
     def _sync_logs(self) -> None:
         """Syncs the logs to disk. Raises OSError."""
@@ -290,7 +290,7 @@ class Run:
 
     def save_checkpoint(
         self,
-        snapshot: saving.Snapshot,
+        snapshot: saving.CheckpointSnapshot,
         keep_last: int,
         interrupted_step: int | None = None,
         peers: Peers = SINGLE_PROCESS,
@@ -367,14 +367,14 @@ class Run:
         # the newest manifest has it too
         for _, path in reversed(checkpoints.list_checkpoints(self.path / CHECKPOINTS)):
             with suppress(CheckpointError):
-                return checkpoints.check_checkpoint_sizes(path).best_step
+                return checkpoints.open_checkpoint_checking_sizes(path).best_step
         return None
 
     def find_best_checkpoint(self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> FoundCheckpoint:
         """Returns the checkpoint of the best validation, or the newest complete one with a warning if that is damaged.
 
-        Before any validation, the newest is the best. peers: see `verify_checkpoint`. Raises CheckpointError if none is
-        complete.
+        Before any validation, the newest is the best. peers: see `open_and_verify_checkpoint`. Raises CheckpointError
+        if none is complete.
         """
         best_step = self.best_step
         if best_step is None:
@@ -382,7 +382,7 @@ class Run:
         path = self.path / CHECKPOINTS / checkpoints.step_folder_name(best_step)
         try:
             return FoundCheckpoint(
-                checkpoints.verify_checkpoint(path, verify_optimizer=verify_optimizer, peers=peers), []
+                checkpoints.open_and_verify_checkpoint(path, verify_optimizer=verify_optimizer, peers=peers), []
             )
         except CheckpointError as error:
             found = self.find_newest_checkpoint(verify_optimizer=verify_optimizer, peers=peers)

@@ -71,7 +71,7 @@ def _has_checkpoint_of_intact_size(run: Run) -> bool:
     """Checks names and sizes only."""
     for _, path in checkpoints.list_checkpoints(run.path / CHECKPOINTS):
         with suppress(CheckpointError):
-            checkpoints.check_checkpoint_sizes(path)
+            checkpoints.open_checkpoint_checking_sizes(path)
             return True
     return False
 

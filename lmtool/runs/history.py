@@ -12,7 +12,7 @@ from lmtool.runs.directory import Run
 from lmtool.runs.listing import (
     MAIN_METRICS,
     Values,
-    collect_test_scores,
+    collect_scores_by_test_set,
     iterate_run_and_ancestors,
     main_metric,
     read_recipe_values,
@@ -89,7 +89,7 @@ class RunHistory:
         return min(measured, key=lambda record: float(record["valid_loss"]), default=None)
 
     @property
-    def best_bits_per_byte(self) -> float | None:
+    def best_checkpoint_bits_per_byte(self) -> float | None:
         """Returns the bits per byte of the best checkpoint from the final evaluation, or else the best validation."""
         measured = finite_number(self.results.get("", {}).get("bits_per_byte"))
         if measured is not None or self.bits_per_byte_per_nat is None or self.lowest_loss_validation is None:
@@ -131,10 +131,10 @@ class RunHistory:
         return next((record for record in self.records if record.get("step") == step), self.lowest_loss_validation)
 
     @cached_property
-    def test_scores(self) -> dict[str, dict[str, float]]:
+    def scores_by_test_set(self) -> dict[str, dict[str, float]]:
         """Returns the scores of the best checkpoint by test data, the main metric first."""
         tests = {}
-        for source, results in collect_test_scores(self.run).items():
+        for source, results in collect_scores_by_test_set(self.run).items():
             names = sorted(results, key=lambda name: (name not in MAIN_METRICS, name == "rows"))
             measured = {
                 name: results[name] for name in names if name != "step" and finite_number(results[name]) is not None
@@ -161,11 +161,11 @@ class RunHistory:
         counts = {"rows": n_tokens if fits else last.get("step", 0) * (batch_size or 0)} if is_table else {}
         counts["tokens"] = n_tokens
         return {
-            **({"test": self.test_scores} if self.test_scores else {}),
+            **({"test": self.scores_by_test_set} if self.scores_by_test_set else {}),
             "part": validation_part(self.recipe),
             "best_loss": None if best is None else best["valid_loss"],
             "best_step": chosen.get("step"),
-            "bits_per_byte": self.best_bits_per_byte,
+            "bits_per_byte": self.best_checkpoint_bits_per_byte,
             **{name: finite_number(chosen.get(name)) for name in self.task_metrics},
             **({} if self.n_valid_rows is None else {"valid_rows": self.n_valid_rows}),
             "steps": last.get("step", 0),
@@ -183,7 +183,7 @@ def compare_summaries(histories: Sequence[RunHistory]) -> dict[str, list[object]
     tests = [
         {
             f"{source} {name.replace('_', ' ')}": value
-            for source, measured in history.test_scores.items()
+            for source, measured in history.scores_by_test_set.items()
             for name, value in measured.items()
         }
         for history in histories
@@ -203,7 +203,9 @@ class _ScoredRun(NamedTuple):
     rows: int
 
 
-def find_indistinct_scores(histories: Sequence[RunHistory], *, has_paired_comparison: bool = False) -> list[str]:
+def explain_indistinguishable_scores(
+    histories: Sequence[RunHistory], *, has_paired_comparison: bool = False
+) -> list[str]:
     """Returns a line for each metric whose rows are too few to find the best run, or if runs share no test data.
 
     has_paired_comparison: whether the runs are also compared on the same rows.
@@ -212,7 +214,10 @@ def find_indistinct_scores(histories: Sequence[RunHistory], *, has_paired_compar
     for history in histories:
         chosen = history.best_checkpoint_record or {}
         validation = {**chosen, "loss": chosen.get("valid_loss"), "rows": history.n_valid_rows}
-        for source, measured in {**history.test_scores, f"{validation_part(history.recipe)} rows": validation}.items():
+        for source, measured in {
+            **history.scores_by_test_set,
+            f"{validation_part(history.recipe)} rows": validation,
+        }.items():
             metric, value = main_metric(measured)
             if value is not None and (rows := measured.get("rows")):
                 boards.setdefault(f"{metric} on {source}", []).append(
@@ -233,8 +238,12 @@ def find_indistinct_scores(histories: Sequence[RunHistory], *, has_paired_compar
             lines.append(f"{board}: {rows} are too few to tell {best.run} from {', '.join(alike)}")
         elif others and standard_error(best.metric, best.value, best.rows) is None:
             lines.append(f"{board}: of {rows}; lmtool finetune --seeds 5 shows how far it varies")
-    has_tests = any(history.test_scores for history in histories)
-    if has_tests and not has_paired_comparison and not set.intersection(*(set(h.test_scores) for h in histories)):
+    has_tests = any(history.scores_by_test_set for history in histories)
+    if (
+        has_tests
+        and not has_paired_comparison
+        and not set.intersection(*(set(h.scores_by_test_set) for h in histories))
+    ):
         lines.append("the runs have no test figures of the same data: lmtool eval RUN FILE measures them")
     return lines
 

@@ -1,4 +1,4 @@
-"""Keeps an n-gram model in a run, to interpolate its language model with it; `load_merged_and_packed` loads both.
+"""Keeps an n-gram model in a run, to interpolate its language model with it; `load_for_inference` loads both.
 
 It is a run of its own in the folder `ngrams` of the run. Its weight in the interpolation is among the run's results.
 """
@@ -11,13 +11,13 @@ from lmtool.recipe.spec.words import NGram
 from lmtool.runs.creation import create_run
 from lmtool.runs.directory import NGRAMS, RECIPE, Run
 from lmtool.runs.files import RunInfo
-from lmtool.runs.saving import Snapshot
+from lmtool.runs.saving import CheckpointSnapshot
 from lmtool.storage import durable
 from lmtool.storage.durable import atomic_output_folder
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
-def replace_saved_ngrams(run: Run, recipe: Recipe, tokenizer: Tokenizer, ngram: NGramModel | None) -> None:
+def replace_saved_ngram_model(run: Run, recipe: Recipe, tokenizer: Tokenizer, ngram: NGramModel | None) -> None:
     """Removes the n-gram model that a run keeps, and writes `ngram`, unless it is None, in its place.
 
     Raises ResourceError.
@@ -35,6 +35,6 @@ def replace_saved_ngrams(run: Run, recipe: Recipe, tokenizer: Tokenizer, ngram: 
     )
     info = RunInfo.create(recipe="ngram", summary=ngram.description, fingerprints=run.info.fingerprints)
     files = {RECIPE: dump_yaml(counted).encode(), **tokenizer.serialize_files()}
-    snapshot = Snapshot(0, ngram.state_dict(), {}, {"recipe": counted.model_dump(mode="json")})
+    snapshot = CheckpointSnapshot(0, ngram.state_dict(), {}, {"recipe": counted.model_dump(mode="json")})
     with atomic_output_folder(folder) as new, create_run(new, info, files) as kept:
         kept.save_checkpoint(snapshot, keep_last=1)

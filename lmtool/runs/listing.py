@@ -57,7 +57,7 @@ class RunSummary:
         first validation.
     part: which of its own data it was measured on: "test", "validation" or, where nothing was held out,
         "cross-validation" or "held-out quarter"; before that is measured "training", without a value.
-    test: plain numbers of `collect_test_scores`.
+    test: plain numbers of `collect_scores_by_test_set`.
     rows: of a table that it was measured on;
     standard_error: of the value on so many, None where it does not follow from it.
     started: when it was last started or resumed, ISO 8601 in UTC.
@@ -117,7 +117,7 @@ def summarize_run(path: Path) -> RunSummary:
         results = [*measured, results][0]
         summary.test = {
             name: {key: value for key, value in figures.items() if key != "step" and _is_number(value)}
-            for name, figures in collect_test_scores(run).items()
+            for name, figures in collect_scores_by_test_set(run).items()
         }
         summary.part = results.get("part") or validation_part(read_recipe_values(run))
         # scores on training rows are no measure of a model
@@ -192,7 +192,7 @@ def _is_training_source(source: str, name: str) -> bool:
     return inside or fnmatch(os.path.basename(os.path.normpath(source)), os.path.basename(os.path.normpath(name)))
 
 
-def collect_test_scores(run: Run) -> dict[str, Mapping[str, Any]]:
+def collect_scores_by_test_set(run: Run) -> dict[str, Mapping[str, Any]]:
     """Returns the scores of the best checkpoint by test data, those measured in training first.
 
     The name of a test table of the recipe is "test", with that of the task if there are several. Raises CheckpointError
@@ -259,7 +259,7 @@ def _summarize_checkpoints(folder: Path, best_step: int | None) -> tuple[Checkpo
     for step, path in checkpoints.list_checkpoints(folder):
         problem = ""
         try:
-            checkpoints.check_checkpoint_sizes(path)
+            checkpoints.open_checkpoint_checking_sizes(path)
         except CheckpointError as error:
             problem = error.what
         summaries.append(CheckpointSummary(path.name, step, folder_size_bytes(path), step == best_step, problem))

@@ -14,7 +14,7 @@ from lmtool import model
 from lmtool.compute.device import CPU, ExecutionContext, configure_compute, device_memory_bytes
 from lmtool.compute.fsdp import ShardedModel
 from lmtool.compute.processes import local_size
-from lmtool.compute.shards import ShardedBuild, is_sharded, own_row_range, own_rows
+from lmtool.compute.shards import ShardNewParameters, get_local_row_range, get_local_rows, is_sharded
 from lmtool.data.order import derive_seed
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.model import LanguageModel, lora
@@ -79,7 +79,7 @@ class LoadedModel:
     def checkpoint_hash(self) -> str:
         return self.reference.checkpoint.digest
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns its run, step and checkpoint, as JSON values."""
         return {"run": str(self.run_path), "step": self.step, "checkpoint": self.checkpoint_hash}
 
@@ -130,15 +130,15 @@ def build_model(
     tokenizer: Tokenizer,
     compute: ExecutionContext,
     feature_model: LoadedModel | None = None,
-    shards: ShardedBuild | None = None,
+    shards: ShardNewParameters | None = None,
 ) -> LanguageModel:
     """Builds a new model for a tokenizer, on its device, initialized from the recipe's seed.
 
     feature_model: the model whose states it reads, if the recipe has features.
     shards: builds only the rows of this process.
-    Raises CheckpointError as `Tokenizer.check_embedding_rows` does.
+    Raises CheckpointError as `Tokenizer.resolve_embedding_rows` does.
     """
-    rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
+    rows = tokenizer.resolve_embedding_rows(recipe.model.vocab_size)
     torch.manual_seed(derive_seed(recipe.seed, "weights"))
     if shards is not None:
         with shards:
@@ -153,7 +153,7 @@ def build_model(
 
 
 @dataclass(frozen=True)
-class MatchedVectors:
+class PretrainedTokenVectors:
     """Pretrained vectors (N, D) of the tokens `ids`. line: says how much of the text they cover."""
 
     ids: list[int]
@@ -177,9 +177,9 @@ def build_for_training(
     set_data_statistics_: Callable[[LanguageModel], None],
     *,
     base: Reference | None = None,
-    vectors: MatchedVectors | None = None,
+    vectors: PretrainedTokenVectors | None = None,
     feature_model: LoadedModel | None = None,
-    shards: ShardedBuild | None = None,
+    shards: ShardNewParameters | None = None,
 ) -> tuple[LanguageModel, str | None]:
     """Builds a model to train, with the trainable weights that the recipe sets.
 
@@ -190,7 +190,7 @@ def build_for_training(
     """
     lm = build_model(recipe, tokenizer, compute, feature_model, shards)
     set_data_statistics_(lm)
-    notice = None if base is None else _load_base_weights(lm, base, recipe.objective)
+    notice = None if base is None else _load_base_weights_and_explain_head(lm, base, recipe.objective)
     _freeze_and_add_adapters_(lm, recipe, for_training=True)
     if vectors is not None:
         vectors.initialize_embeddings_(lm)
@@ -210,7 +210,7 @@ def load_run(reference: str | Reference, compute: ExecutionContext | None = None
     compute = compute or configure_compute("auto", "float32")
     sharding = None
     if _needs_sharding(recipe, checkpoint, compute):
-        lm = build_model(recipe, tokenizer, compute, shards=ShardedBuild(compute.world.rank, compute.world.size))
+        lm = build_model(recipe, tokenizer, compute, shards=ShardNewParameters(compute.world.rank, compute.world.size))
         load_weights(lm, checkpoint)
         sharding = ShardedModel(lm, lm, compute)
     else:
@@ -231,7 +231,7 @@ def _needs_sharding(recipe: Recipe, checkpoint: Checkpoint, compute: ExecutionCo
     return bool(compute.world.all_reduce_sum((float(is_short),))[0]) and compute.precision in ("float32", "bfloat16")
 
 
-def load_merged_and_packed(reference: str | Reference, compute: ExecutionContext | None = None) -> LoadedModel:
+def load_for_inference(reference: str | Reference, compute: ExecutionContext | None = None) -> LoadedModel:
     """Loads as `load_run`, merges adapters, and packs matrices for the device, so weights are no longer accessible.
 
     The model is interpolated with the n-grams that its run keeps, if any. One that processes share is not packed.
@@ -275,7 +275,7 @@ def load_trained_model(reference: Reference, compute: ExecutionContext) -> Langu
     recipe = reference.recipe
     lm = build_model(recipe, reference.tokenizer, compute, load_feature_model(reference.run, recipe, compute))
     if recipe.tuning.lora is not None:
-        _load_base_weights(lm, find_unchanged_base(reference.run), recipe.objective)
+        _load_base_weights_and_explain_head(lm, find_unchanged_base(reference.run), recipe.objective)
     _freeze_and_add_adapters_(lm, recipe, for_training=False)
     load_weights(lm, reference.checkpoint)
     return lm
@@ -332,16 +332,16 @@ def _copy_weights(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: 
     parameters = dict(lm.named_parameters())
     for name, parameter in kept.items():
         if name not in lm.variable_length_tensors:
-            _check_finite(name, _copy_own_part_(parameters.get(name, parameter), tensors, name), checkpoint)
+            _check_finite(name, _copy_local_rows_(parameters.get(name, parameter), tensors, name), checkpoint)
     if lm.variable_length_tensors:
         lm.load_state_dict({name: tensors[name] for name in lm.variable_length_tensors}, strict=False)
 
 
 @torch.no_grad()
-def _copy_own_part_(parameter: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+def _copy_local_rows_(parameter: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """Copies a tensor into a parameter; of a sharded one, the rows of this process. Returns the copied part."""
-    tensor = read_tensor_rows(tensors, name, own_row_range(parameter)) if is_sharded(parameter) else tensors[name]
-    own_rows(parameter).copy_(tensor)
+    tensor = read_tensor_rows(tensors, name, get_local_row_range(parameter)) if is_sharded(parameter) else tensors[name]
+    get_local_rows(parameter).copy_(tensor)
     return tensor
 
 
@@ -367,7 +367,7 @@ def _freeze_and_add_adapters_(lm: LanguageModel, recipe: Recipe, *, for_training
             parameter.requires_grad_(False)
 
 
-def _load_base_weights(lm: LanguageModel, base: Reference, objective: AnyObjective) -> str | None:
+def _load_base_weights_and_explain_head(lm: LanguageModel, base: Reference, objective: AnyObjective) -> str | None:
     """Copies the weights of another run into a model, and its head if both have one for the same labels.
 
     objective: objective of the model. Returns a notice about the head, if any. Raises as `load_weights` does.
@@ -396,19 +396,19 @@ def _load_base_weights(lm: LanguageModel, base: Reference, objective: AnyObjecti
         assert lm.dense is not None
         with torch.no_grad():
             for new, old in zip(lm.dense.parameters(), pooler.parameters(), strict=True):
-                own_rows(new).copy_(own_rows(old))
+                get_local_rows(new).copy_(get_local_rows(old))
     new_head = {name: t for name, t in lm.state_dict(keep_vars=True).items() if not name.startswith("body.")}
     if not isinstance(base.recipe.objective, Classification):
         return None
-    same_labels = prediction_target(base.recipe.objective) == prediction_target(objective)
+    same_labels = get_head_target_and_classes(base.recipe.objective) == get_head_target_and_classes(objective)
     if same_labels and head == {name: t.shape for name, t in new_head.items()}:
         for name, parameter in new_head.items():
-            _check_finite(name, _copy_own_part_(parameter, tensors, name), checkpoint)
+            _check_finite(name, _copy_local_rows_(parameter, tensors, name), checkpoint)
         return "the head is reused, since the labels are the same"
     return "the head is new, since the labels differ from those of the run"
 
 
-def prediction_target(objective: AnyObjective) -> tuple[str, tuple[str, ...]] | None:
+def get_head_target_and_classes(objective: AnyObjective) -> tuple[str, tuple[str, ...]] | None:
     """Returns what a head predicts, and its classes; None without a head."""
     match objective:
         case Classification():

@@ -52,8 +52,8 @@ class RunLog:
                 os.ftruncate(file.fileno(), end)
                 raise
 
-    def find_damage(self, step: int, expected_steps: Sequence[int] = ()) -> list[str]:
-        """Returns a line about damaged lines, and one about expected steps up to `step` without a record.
+    def describe_damage(self, last_step: int, expected_steps: Sequence[int] = ()) -> list[str]:
+        """Returns a line about damaged lines, and one about expected steps up to `last_step` without a record.
 
         An incomplete last line, which a killed process leaves, is no damage.
         """
@@ -61,7 +61,7 @@ class RunLog:
         n_damaged = 0
         seen: set[int] = set()
         for number, line, record, _ in self._parse_lines():
-            if record is not None and record["step"] <= step:
+            if record is not None and record["step"] <= last_step:
                 seen.add(record["step"])
             elif record is None and line.endswith(b"\n"):
                 n_damaged += 1
@@ -87,7 +87,7 @@ class RunLog:
             if record is not None:
                 yield record
 
-    def record_lines_until(self, step: int) -> Iterator[bytes]:
+    def read_lines_until_step(self, step: int) -> Iterator[bytes]:
         """Yields the lines of the records up to a step. Raises CheckpointError when the log cannot be read."""
         for _, line, record, _ in self._parse_lines():
             if record is not None and record["step"] <= step:
@@ -98,10 +98,10 @@ class RunLog:
 
         Raises ResourceError when the log cannot be written.
         """
-        if not self.path.exists() or sum(map(len, self.record_lines_until(step))) == self.path.stat().st_size:
+        if not self.path.exists() or sum(map(len, self.read_lines_until_step(step))) == self.path.stat().st_size:
             return
         with convert_os_errors("cannot rewrite the log", self.path, durable.suggest_write_fix):
-            durable.replace_file(self.path, self.record_lines_until(step))
+            durable.replace_file(self.path, self.read_lines_until_step(step))
 
     def sync(self) -> None:
         """Syncs appended records to disk. Raises OSError."""

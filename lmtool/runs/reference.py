@@ -44,7 +44,7 @@ class Reference:
         if self.named is None:
             return self.run.find_newest_checkpoint(verify_optimizer=verify_optimizer, peers=peers)
         verify_optimizer = verify_optimizer and checkpoints.has_optimizer(self.named)
-        return checkpoints.verify_checkpoint(self.named, verify_optimizer=verify_optimizer, peers=peers), []
+        return checkpoints.open_and_verify_checkpoint(self.named, verify_optimizer=verify_optimizer, peers=peers), []
 
     @classmethod
     def from_name(cls, name: str) -> Self:

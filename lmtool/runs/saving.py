@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CheckpointSnapshot:
     """The content of a checkpoint to save.
 
     step: optimizer steps done.
@@ -60,7 +60,11 @@ class Snapshot:
 
 
 def save_checkpoint(
-    folder: Path, snapshot: Snapshot, keep_last: int, interrupted_step: int | None = None, peers: Peers = SINGLE_PROCESS
+    folder: Path,
+    snapshot: CheckpointSnapshot,
+    keep_last: int,
+    interrupted_step: int | None = None,
+    peers: Peers = SINGLE_PROCESS,
 ) -> Checkpoint:
     """Writes a checkpoint, then removes those that are neither among the last `keep_last` nor the best.
 
@@ -86,7 +90,7 @@ def save_checkpoint(
             folder.mkdir(parents=True, exist_ok=True)
             remove_partial_checkpoints(folder)
             with suppress(CheckpointError):
-                saved = checkpoints.verify_checkpoint(path)
+                saved = checkpoints.open_and_verify_checkpoint(path)
             if saved is None:
                 rename_aside(path)
                 temporary.mkdir()
@@ -102,7 +106,7 @@ def save_checkpoint(
     return saved
 
 
-def save_shard_for_main_process(snapshot: Snapshot, peers: Peers) -> None:
+def save_shard_for_main_process(snapshot: CheckpointSnapshot, peers: Peers) -> None:
     """Writes the tensors of this process for the `save_checkpoint` of the main process, which reports all errors."""
     snapshot.check_tensors_are_savable()
     folder = json.loads(peers.gather_texts(json.dumps(None))[0])
@@ -142,7 +146,9 @@ def remove_partial_checkpoints(folder: Path) -> None:
         durable.remove_path(path)
 
 
-def _write_checkpoint(path: Path, temporary: Path, snapshot: Snapshot, state: bytes, peers: Peers) -> Checkpoint:
+def _write_checkpoint(
+    path: Path, temporary: Path, snapshot: CheckpointSnapshot, state: bytes, peers: Peers
+) -> Checkpoint:
     """Writes a checkpoint to the temporary directory, then renames it."""
     try:
         files = _write_shard_and_gather_entries(temporary, snapshot, peers)
@@ -158,7 +164,7 @@ def _write_checkpoint(path: Path, temporary: Path, snapshot: Snapshot, state: by
     return Checkpoint(path, snapshot.step, snapshot.best_step, files, sha256(manifest))
 
 
-def _write_shard_and_gather_entries(folder: Path, snapshot: Snapshot, peers: Peers) -> dict[str, FileEntry]:
+def _write_shard_and_gather_entries(folder: Path, snapshot: CheckpointSnapshot, peers: Peers) -> dict[str, FileEntry]:
     """Writes the tensors of this process; returns the entries of the files of all processes.
 
     Raises OSError when any process cannot write.

@@ -42,7 +42,7 @@ LIST_LIMITS = Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)
 """Limits of the length of a list of texts."""
 
 
-class ApiObject(BaseModel, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True):
+class RequestObject(BaseModel, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True):
     """An object of a request. A null field is ignored, whatever its name."""
 
     @model_validator(mode="before")
@@ -53,7 +53,7 @@ class ApiObject(BaseModel, extra="forbid", allow_inf_nan=False, hide_input_in_er
         return {name: one for name, one in value.items() if one is not None or name in cls.model_fields}
 
 
-class RequestBody(ApiObject):
+class RequestBody(RequestObject):
     """Fields of all requests. model: name of the served model. The other fields are ignored."""
 
     model: str | None = None
@@ -66,7 +66,7 @@ class RequestBody(ApiObject):
     store: bool | None = None
 
 
-class StreamOptions(ApiObject):
+class StreamOptions(RequestObject):
     """Options of a stream. include_usage: whether a last event counts the tokens."""
 
     include_usage: bool = False
@@ -174,14 +174,14 @@ class CompletionBody(GenerationBody):
     suffix: Literal[""] | None = None
 
 
-class TextContent(ApiObject):
+class TextContent(RequestObject):
     """A part of a message's content."""
 
     type: Literal["text"]
     text: GivenText
 
 
-class MessageBody(ApiObject):
+class MessageBody(RequestObject):
     """A message of a conversation. content: may be null if there are tool_calls."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -198,20 +198,20 @@ class MessageBody(ApiObject):
         return {"role": "system" if self.role == "developer" else self.role, "content": content, **calls}
 
 
-class NamedFunction(ApiObject):
+class NamedFunction(RequestObject):
     """A function by its name."""
 
     name: str
 
 
-class ToolChoice(ApiObject):
+class ToolChoice(RequestObject):
     """The function that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(ApiObject):
+class JsonSchema(RequestObject):
     """A schema that answers follow. strict: ignored, because they always do."""
 
     name: Annotated[str, Field(max_length=256)]
@@ -221,7 +221,7 @@ class JsonSchema(ApiObject):
     strict: bool | None = None
 
 
-class ResponseFormat(ApiObject):
+class ResponseFormat(RequestObject):
     """The format of answers: text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]

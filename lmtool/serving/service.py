@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from lmtool.data.rowfile import find_matching_column
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.evaluation.embedding import EncodedText, Vectors, embed_encoded, encode_text
+from lmtool.evaluation.embedding import EncodedText, Vectors, embed_encoded_texts, encode_text
 from lmtool.generation.chat import MAX_ANSWER_TOKENS, choose_chat_format, validate_messages
-from lmtool.generation.constrained import check_and_start_form
+from lmtool.generation.constrained import check_form_and_create_state
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import LogitBias, SamplingFilters, SamplingParams
@@ -197,7 +197,7 @@ class ModelService:
         biases = self._parse_logit_bias(body.logit_bias or {})
         chosen |= {"max_new_tokens": max_tokens, "logit_bias": biases, "form": form}
         if form is not None:  # caches its start for the scheduler
-            check_and_start_form(form, prompt_format.tokenizer, max_tokens)
+            check_form_and_create_state(form, prompt_format.tokenizer, max_tokens)
         fields |= {"params": SamplingParams(**chosen), "prompt_format": prompt_format, "stop": body.stop_strings}
         requests = tuple(build_requests(prompts, n, **fields))
         return ResponseBuilder(self.name, self.fingerprint, body, requests, n, echoed)
@@ -233,7 +233,7 @@ class ModelService:
         return await asyncio.to_thread(encode_json_list, head, "data", data)
 
     def _embed_rows(self, rows: Sequence[EncodedText]) -> list[Vectors]:
-        return [one.vectors for one in embed_encoded(self.loaded, rows, -1, "own")]
+        return [one.vectors for one in embed_encoded_texts(self.loaded, rows, -1, "own")]
 
     async def respond_with_neighbours(self, body: SearchBody, rows: Sequence[EncodedText]) -> bytes:
         """Returns the response to a search: the k nearest texts of each query."""

@@ -67,7 +67,7 @@ def _make_private_cache_folder() -> Path:
     return folder
 
 
-def find_writable_path(path: Path) -> Path:
+def find_writable_cache_path(path: Path) -> Path:
     """Returns a path in the cache, or its place in a temporary folder if the cache may not be written; warns once.
 
     Raises ResourceError where there is no temporary folder either.
@@ -91,7 +91,7 @@ def find_writable_path(path: Path) -> Path:
 
 
 def is_cache_temporary() -> bool:
-    """Returns whether `find_writable_path` has put a temporary folder in place of the cache."""
+    """Returns whether `find_writable_cache_path` has put a temporary folder in place of the cache."""
     return cache_folder() in _temporary_caches
 
 

@@ -32,7 +32,7 @@ from lmtool.extras import import_extra
 from lmtool.generation.generate import TextGenerator
 from lmtool.printable import align_columns
 from lmtool.recipe.grammar import did_you_mean, find_nearest
-from lmtool.recipe.load import bundled_path
+from lmtool.recipe.load import find_bundled_folder
 from lmtool.runs.load import LoadedModel
 from lmtool.runs.paired import bootstrap_mean_interval
 from lmtool.runs.uncertainty import confidence_interval_95
@@ -51,7 +51,7 @@ Tasks = Mapping[str, Mapping[str, Any]]
 
 def bundled_task_names() -> list[str]:
     """Returns the names of the folders of tasks that come with lmtool."""
-    return sorted(path.name for path in bundled_path(BUNDLED_FOLDER).iterdir() if path.is_dir())
+    return sorted(path.name for path in find_bundled_folder(BUNDLED_FOLDER).iterdir() if path.is_dir())
 
 
 def import_and_silence_lm_eval() -> None:
@@ -85,7 +85,8 @@ def load_lm_eval_tasks(
     if "" in names:
         raise UsageError("the name of a task is empty", where="--tasks", fix="write NAME or NAME,NAME")
     paths = [
-        bundled_path(BUNDLED_FOLDER) / name if name in bundled_task_names() else Path(name).absolute() for name in names
+        find_bundled_folder(BUNDLED_FOLDER) / name if name in bundled_task_names() else Path(name).absolute()
+        for name in names
     ]
     folders = [path for path in paths if path.is_dir()]
     specs: list[str | Path] = []
@@ -126,7 +127,7 @@ def load_lm_eval_tasks(
 
 def _load_lm_eval_spec(manager: Any, spec: str | Path) -> Tasks:
     """Loads the tasks and groups of a name or a YAML file."""
-    folders = [Path.cwd()] if isinstance(spec, str) else [spec.parent, Path.cwd(), bundled_path("data").parent]
+    folders = [Path.cwd()] if isinstance(spec, str) else [spec.parent, Path.cwd(), find_bundled_folder("data").parent]
     # lm-eval opens the file of a group by its name only.
     name = next((name for name, entry in manager.task_index.items() if entry.yaml_path == spec), str(spec))
     missing = "no file"
@@ -210,7 +211,7 @@ class BenchmarkResults:
     samples: Mapping[str, Sequence[Mapping[str, Any]]]
     n_truncated: int
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns all metrics, for JSON."""
         tasks = {
             name: {

@@ -148,7 +148,7 @@ class TableData:
         if isinstance(lm, Classifier):
             rows = self.tasks[0].train
             groups = group_by_length([row.lengths for row in rows], BATCH_TOKENS)
-            lm.fit_counted_weights_(self.objective.collate([rows[i].example() for i in group]) for group in groups)
+            lm.fit_counted_weights_(self.objective.collate([rows[i].to_example() for i in group]) for group in groups)
 
     def measure_baselines(self, embed_texts: EmbedTexts | None) -> None:
         """Measures `baselines`. embed_texts: of the encoder that is fine-tuned, if any."""
@@ -166,7 +166,7 @@ class TableData:
     def check(self) -> None:
         """Does nothing, because every row is an example."""
 
-    def examples(self, objective: Objective) -> TableExamples:
+    def make_examples(self, objective: Objective) -> TableExamples:
         """Returns the training rows in their order."""
         rows = [row for task in self.tasks for row in task.train]
         parts = [(len(task.train), task.weight) for task in self.tasks]
@@ -188,19 +188,23 @@ class TableData:
         # texts; and validation rows calibrate either.
         return validation_seconds * (1 + 2 * n_measured / max(1, n_valid))
 
-    def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: ExecutionContext) -> list[Results]:
+    def compute_results(
+        self, lm: LanguageModel, objective: Objective, step: int, compute: ExecutionContext
+    ) -> list[Results]:
         """Computes results on the test rows of each task, or else on its validation rows if these are held out."""
         model = TaskModel(lm, objective, compute)
         for task in self.tasks:
             task.task.calibrate(model, task.valid, held_out=task.texts is None)
         results = [
-            task.task.measure(model, task.test or task.valid, task.measured_part, step)
+            task.task.compute_results(model, task.test or task.valid, task.measured_part, step)
             for task in self.tasks
             if task.test or task.texts is None
         ]
         return self._add_baselines(results)
 
-    def measure_folds(self, folds: Iterable[tuple["TableData", TaskModel]], part: str, step: int) -> list[Results]:
+    def compute_fold_results(
+        self, folds: Iterable[tuple["TableData", TaskModel]], part: str, step: int
+    ) -> list[Results]:
         """Computes results on the test rows of folds, each by a model of the other rows.
 
         The test rows of a head calibrate it too, and those of all folds are taken together; there is one fold of other
@@ -216,7 +220,7 @@ class TableData:
                 if isinstance(task.task, HeadTask):
                     scored.append(task.task.score_and_explain_rows(model, rows))
                 else:
-                    results.append(task.task.measure(model, rows, part, step))
+                    results.append(task.task.compute_results(model, rows, part, step))
         if scored:
             head = cast(HeadTask, self.tasks[0].task)
             head.calibrate_on(scored)

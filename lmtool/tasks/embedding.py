@@ -71,7 +71,7 @@ class EmbeddingTask(Task):
         objective = cast(EmbeddingObjective, model.objective)
 
         def embed_batch(indices: list[int]) -> tuple[Loss | None, Sequence[NDArray[Any]]]:
-            batch = objective.collate([rows[i].example() for i in indices]).to(model.compute.device)
+            batch = objective.collate([rows[i].to_example() for i in indices]).to(model.compute.device)
             return None, list(objective.embed_rows(model.lm, batch).vectors_NKD.float().cpu().numpy())
 
         items = EvaluationItems([row.lengths for row in rows], embed_batch, dtype=np.float32)
@@ -98,7 +98,7 @@ class EmbeddingTask(Task):
     def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
         return self.make_validation(*self._compute_loss_and_metrics(model, rows))
 
-    def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         return Results(part, step, len(rows), *self._compute_loss_and_metrics(model, rows), [], ())
 
     def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:

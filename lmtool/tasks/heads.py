@@ -115,7 +115,7 @@ class HeadTask(Task):
         scores_RC, loss = self.compute_scores(model, rows)
         return self.make_validation(loss, self.compute_metrics(scores_RC, stack_labels(rows)))
 
-    def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         return self.summarize([self.score_and_explain_rows(model, rows)], part, step)
 
     def score_and_explain_rows(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ScoredRows:

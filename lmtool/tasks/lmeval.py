@@ -55,12 +55,12 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
         scored = dict(zip(origins, found, strict=True))
         answers = [one for pair in pairs for one in scored[pair]]
         self.n_truncated += sum(one.is_cut for one in answers)
-        return [(self._refuse_nan(one.total), one.is_greedy) for one in answers]
+        return [(self._raise_if_nan(one.total), one.is_greedy) for one in answers]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Computes the log-probability of each text, of any length."""
         texts = [text for (text,) in (one.args for one in requests)]
-        return list(map(self._refuse_nan, score_long_texts(self._loaded, texts, self._report)))
+        return list(map(self._raise_if_nan, score_long_texts(self._loaded, texts, self._report)))
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Generates a continuation of each context, up to the first of the texts that end it."""
@@ -88,9 +88,9 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
         if context is None or prompt.source is not None or len(prompt.tokens) <= max(1, context - max_new_tokens):
             return prompt
         self.n_truncated += 1
-        return prompt.keep_last(max(1, context - max_new_tokens))
+        return prompt.keep_last_tokens(max(1, context - max_new_tokens))
 
-    def _refuse_nan(self, log_p: float) -> float:
+    def _raise_if_nan(self, log_p: float) -> float:
         if math.isnan(log_p):
             fix = "name an earlier checkpoint, RUN@STEP, or train anew with a lower optimizer.lr"
             where = str(self._loaded.run_path)

@@ -43,7 +43,7 @@ def class_metrics(true_R: Ints, predicted_R: Ints, names: Sequence[str]) -> Metr
     macro_f1: mean over all classes that occur among the true or predicted ones.
     matthews: correlation of true and predicted classes (Matthews 1975; for several classes Gorodkin 2004); 0 if all
         rows have, or all get, the same class.
-    f1: of the positive class of two; see `find_positive_class`.
+    f1: of the positive class of two; see `find_positive_class_index`.
     classes: precision, recall, F1 and support of each class.
     confusion: counts of rows of true class i (down) and predicted class j (across).
     """
@@ -55,7 +55,7 @@ def class_metrics(true_R: Ints, predicted_R: Ints, names: Sequence[str]) -> Metr
         raise ValueError(f"classes must lie from 0 to {len(names) - 1}")
     labels = range(len(names))
     scores = precision_recall_fscore_support(true_R, predicted_R, labels=labels, zero_division=0)
-    chosen = find_positive_class(names)
+    chosen = find_positive_class_index(names)
     return {
         "accuracy": float(np.mean(true_R == predicted_R)),
         "macro_f1": float(scores[2][both].mean()),
@@ -66,7 +66,7 @@ def class_metrics(true_R: Ints, predicted_R: Ints, names: Sequence[str]) -> Metr
     }
 
 
-def find_positive_class(names: Sequence[str]) -> int | None:
+def find_positive_class_index(names: Sequence[str]) -> int | None:
     """Returns the index of the class of two whose F1 is computed; None for another number of classes.
 
     It is the second class, unless that is the negation of the first, as in not_entailment. NO_LABEL does not count.

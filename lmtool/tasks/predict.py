@@ -8,7 +8,7 @@ from typing import NamedTuple, Self, cast
 from lmtool.arrays import Floats
 from lmtool.data.files import quote
 from lmtool.data.rowfile import find_matching_column
-from lmtool.data.table import Row, SkippedRows, Table, open_table
+from lmtool.data.table import Row, SkippedRowCounts, Table, open_table
 from lmtool.errors import UsageError
 from lmtool.interop.resolve import resolve_reference
 from lmtool.printable import format_count
@@ -47,7 +47,7 @@ def evaluate_tables(
     sources: Sequence[str],
     task_name: str = "",
     read_options: Data = AS_IN_TRAINING,
-    skipped: SkippedRows | None = None,
+    skipped: SkippedRowCounts | None = None,
     cost_table_path: str | None = None,
     print_line: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Results]:
@@ -69,7 +69,7 @@ def evaluate_tables(
                 print_line(rows.columns.describe())
             set_decision_rule(task_of_table, cost_table_path)
             encoded = task_of_table.encode(rows.items)
-            results = task_of_table.measure(make_task_model(loaded), encoded, "table", loaded.step)
+            results = task_of_table.compute_results(make_task_model(loaded), encoded, "table", loaded.step)
             yield replace(results, items=rows.items)
 
 
@@ -150,7 +150,7 @@ class TablePredictions(NamedTuple):
     table: Table
     output_columns: tuple[str, ...]
     rows: Iterator[tuple[Row, Cells]]
-    skipped: SkippedRows | None
+    skipped: SkippedRowCounts | None
     task: Task | None = None
     columns: str = ""
 
@@ -165,7 +165,7 @@ def predict_table_lazily(
     """
     table, columns, trained_columns = _open_with_columns(loaded, source, task_name, read_options, labelled=False)
     trained_task = build_trained_task(loaded, task_name, trained_columns, ())
-    skipped = SkippedRows() if loaded.recipe.data.skip_bad_rows or read_options.skip_bad_rows else None
+    skipped = SkippedRowCounts() if loaded.recipe.data.skip_bad_rows or read_options.skip_bad_rows else None
     rows = _predict_chunks(
         loaded, trained_task, stream_unlabelled_rows(table, columns, skipped, chat=loaded.prompt_format.chat)
     )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.notices import Notice
 from lmtool.data.rowfile import find_matching_column
-from lmtool.data.table import SkippedRows, Table, open_table, parse_float
+from lmtool.data.table import SkippedRowCounts, Table, open_table, parse_float
 from lmtool.errors import DataError, UsageError
 from lmtool.objective import build_objective
 from lmtool.printable import format_count
@@ -22,7 +22,7 @@ from lmtool.runs.files import SavedSplit, TableSplit
 from lmtool.tasks.build import build_task, get_default_metric, get_task_class, resolve_objective
 from lmtool.tasks.data import TableData, TaskRows
 from lmtool.tasks.findings import find_table_problems
-from lmtool.tasks.labels import LabelMap, normalize_label_cell
+from lmtool.tasks.labels import LabelMap, parse_label_cell
 from lmtool.tasks.reading import (
     LabelledTable,
     find_label_index,
@@ -69,7 +69,7 @@ class TaskTables:
         if label is None:
             return self.table.n_rows
         records = self.table.file.read_records()
-        return sum(1 for _, values, fault in records if fault or normalize_label_cell(values[label]) != "")
+        return sum(1 for _, values, fault in records if fault or parse_label_cell(values[label]) != "")
 
 
 def open_training_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
@@ -111,7 +111,7 @@ def parse_tables_and_weights(data: Data) -> dict[str, tuple[str, float]]:
 
 def sample_texts(tables: TaskTables, skip_bad_rows: bool) -> list[str]:
     """Returns the joined texts of each of the first training rows. Raises a RowError as `read_labelled_table` does."""
-    rows = stream_unlabelled_rows(tables.table, tables.columns, SkippedRows() if skip_bad_rows else None)
+    rows = stream_unlabelled_rows(tables.table, tables.columns, SkippedRowCounts() if skip_bad_rows else None)
     return ["\n".join(item.texts) for _, item in islice(rows, MAX_SAMPLE_ROWS)]
 
 
@@ -361,7 +361,7 @@ def _refuse_missing_columns(train: Table, other: Table, column_keys: Mapping[str
         raise DataError(what, where=display_path(other.path), fix=fix)
 
 
-def _make_skip_notices(skipped: SkippedRows, of_table: str = "") -> list[Notice]:
+def _make_skip_notices(skipped: SkippedRowCounts, of_table: str = "") -> list[Notice]:
     text = str(skipped).replace(":", f"{of_table}:", 1)
     return [Notice("skipped rows", skipped.count, text)] if skipped.count else []
 
@@ -392,7 +392,7 @@ def _with_steps_and_vocab_size(recipe: Recipe, n_rows: int, tokenizer: Tokenizer
     if (epochs := recipe.evaluation.epochs) is not None:
         steps_per_epoch = n_rows / training.batch_size
         every = max(round(epochs * steps_per_epoch), math.ceil(steps / MAX_VALIDATIONS))
-    vocab_size = tokenizer.check_embedding_rows(recipe.model.vocab_size)
+    vocab_size = tokenizer.resolve_embedding_rows(recipe.model.vocab_size)
     return recipe.with_unvalidated_values(
         {"training.steps": steps, "evaluation.every": every, "model.vocab_size": vocab_size}
     )

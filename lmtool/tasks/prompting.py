@@ -17,7 +17,7 @@ from lmtool.data.column_names import LABEL_NAMES, normalize_name
 from lmtool.data.files import quote, quote_all
 from lmtool.data.rowfile import find_matching_column
 from lmtool.data.survey import Progress
-from lmtool.data.table import Row, SkippedRows, Table
+from lmtool.data.table import Row, SkippedRowCounts, Table
 from lmtool.errors import UsageError
 from lmtool.evaluation.loop import ignore_progress
 from lmtool.evaluation.scoring import score_continuations
@@ -26,7 +26,7 @@ from lmtool.generation.params import AnyParams
 from lmtool.printable import align_columns, format_count
 from lmtool.recipe.spec.text import Data
 from lmtool.runs.load import LoadedModel
-from lmtool.tasks.labels import LabelMap, normalize_label_cell
+from lmtool.tasks.labels import LabelMap, parse_label_cell
 from lmtool.tasks.metrics import MetricValues, class_metrics
 from lmtool.tasks.predict import AS_IN_TRAINING, CHUNK_ROWS, TablePredictions, open_table_like_training
 from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_unlabelled_rows
@@ -144,7 +144,7 @@ class PromptingResults:
     majority: float
     items: Sequence[LabelledRow] = ()
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns all results by name, for JSON. accuracy, macro_f1: by the sum, after calibration if there is one."""
         first = (self.calibrated or self.scores)["sum"]
         return {
@@ -197,7 +197,7 @@ def evaluate_prompts(
     source: str,
     prompt: PromptTemplate,
     read_options: Data = AS_IN_TRAINING,
-    skipped: SkippedRows | None = None,
+    skipped: SkippedRowCounts | None = None,
     report: Progress = ignore_progress,
 ) -> PromptingResults:
     """Chooses for each row of a table the answer that a language model finds most probable after its prompt.
@@ -209,8 +209,8 @@ def evaluate_prompts(
     columns = prompt.choose_columns(table, read_options)
     assert columns.label is not None
     label = table.names.index(columns.label)
-    rows = table.rows(SkippedRows() if read_options.skip_bad_rows else None)
-    cells = {normalize_label_cell(row.values[label]) for row in rows}
+    rows = table.rows(SkippedRowCounts() if read_options.skip_bad_rows else None)
+    cells = {parse_label_cell(row.values[label]) for row in rows}
     merges = read_options.merge_labels
     labels = LabelMap.from_names("class", (merges.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))
     texts = read_labelled_table(table, columns, labels=labels, skip_bad_rows=read_options.skip_bad_rows, merges=merges)
@@ -258,7 +258,7 @@ def generate_answers(
     trained = generator.loaded.recipe.data
     table = open_table_like_training(source, trained, read_options)
     columns = prompt.choose_columns(table, read_options, labelled=False)
-    skipped = SkippedRows() if trained.skip_bad_rows or read_options.skip_bad_rows else None
+    skipped = SkippedRowCounts() if trained.skip_bad_rows or read_options.skip_bad_rows else None
 
     def generate_rows() -> Iterator[tuple[Row, Cells]]:
         rows = stream_unlabelled_rows(table, columns, skipped)

@@ -23,7 +23,7 @@ from lmtool.tasks.metrics import MetricValues, compute_word_f1, exact_match, fin
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
-from lmtool.tasks.task import Cells, FormattedNumber, Prediction, Task, TaskModel, list_worst_and_best
+from lmtool.tasks.task import Cells, FormattedNumber, Prediction, Task, TaskModel, list_worst_and_best_rows
 from lmtool.tokenization.prompt_format import PromptFormat
 
 
@@ -159,7 +159,7 @@ class SpanTask(Task):
         self._fit_null_threshold(extracted, questions)
         return self.make_validation(loss, _compute_metrics(self._select_texts(extracted), questions))
 
-    def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         extracted, loss = self._extract_answers_and_loss(model, rows)
         questions, texts = _get_questions(rows), self._select_texts(extracted)
         figures = _compute_metrics(texts, questions)
@@ -204,7 +204,7 @@ def _list_worst_and_best_answers(texts: Sequence[str], questions: Sequence[Label
         item = questions[i]
         return item.row, " ".join(item.texts), " | ".join(dict.fromkeys(_get_answer_texts(item))), texts[i]
 
-    return list_worst_and_best("f1", scores, get_row)
+    return list_worst_and_best_rows("f1", scores, get_row)
 
 
 def _find_token_span(answer: AnswerSpan, characters_N2: NDArray[np.int64]) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.notices import Notice
 from lmtool.data.rowfile import fold_name
-from lmtool.data.table import MAX_LABEL_MAGNITUDE, Row, RowError, SkippedRows, Table, count_skipped_or_raise
+from lmtool.data.table import MAX_LABEL_MAGNITUDE, Row, RowError, SkippedRowCounts, Table, count_skipped_or_raise
 from lmtool.errors import DataError
 from lmtool.printable import format_count
 from lmtool.recipe.grammar import join_with_or
@@ -39,7 +39,7 @@ from lmtool.tasks.labels import (
     infer_label_kind,
     infer_number_format,
     merge_and_count_labels,
-    normalize_label_cell,
+    parse_label_cell,
     split_label_names,
 )
 from lmtool.tasks.notices import find_misspelt_labels, format_merge_option, make_label_notices
@@ -109,7 +109,7 @@ class LabelledTable:
     columns: Columns
     labels: LabelMap | None
     items: tuple[LabelledRow, ...]
-    skipped: SkippedRows
+    skipped: SkippedRowCounts
     notices: tuple[Notice, ...]
     merge_summary: str = ""
 
@@ -147,11 +147,11 @@ class LabelledTable:
 
     def select_rows(self, indices: Sequence[int]) -> "LabelledTable":
         """Returns the table with some of its rows, without notices."""
-        return replace(self, items=tuple(self.items[i] for i in indices), notices=(), skipped=SkippedRows())
+        return replace(self, items=tuple(self.items[i] for i in indices), notices=(), skipped=SkippedRowCounts())
 
 
 def stream_unlabelled_rows(
-    table: Table, columns: Columns, skipped: SkippedRows | None = None, chat: ChatFormat | None = None
+    table: Table, columns: Columns, skipped: SkippedRowCounts | None = None, chat: ChatFormat | None = None
 ) -> Iterator[tuple[Row, LabelledRow]]:
     """Yields rows with their texts, without labels, in order and in bounded memory.
 
@@ -162,7 +162,7 @@ def stream_unlabelled_rows(
     return _parse_or_skip_rows(table.rows(skipped), lambda row: (row, parser.parse(row)), skipped)
 
 
-def _parse_or_skip_rows(rows: Iterable[T], parse: Callable[[T], R], skipped: SkippedRows | None) -> Iterator[R]:
+def _parse_or_skip_rows(rows: Iterable[T], parse: Callable[[T], R], skipped: SkippedRowCounts | None) -> Iterator[R]:
     """Yields each parsed row; bad rows raise a RowError, or are counted in `skipped`."""
     for row in rows:
         try:
@@ -198,7 +198,7 @@ def read_labelled_table(
         RowError: for the first bad row, unless `skip_bad_rows`.
         DataError: if nothing can be learned: no rows remain, or only one class.
     """
-    skipped = SkippedRows(rows={})
+    skipped = SkippedRowCounts(rows={})
     counter = skipped if skip_bad_rows else None
     parser = _RowParser(table, columns, chat, has_answers=True)
     n_left_out = Counter[str]()
@@ -258,7 +258,7 @@ def find_label_index(table: Table, columns: Columns) -> int | None:
 
 
 def _drop_unusable_rows(
-    table: Table, columns: Columns, skipped: SkippedRows | None, n_left_out: Counter[str]
+    table: Table, columns: Columns, skipped: SkippedRowCounts | None, n_left_out: Counter[str]
 ) -> Iterator[Row]:
     """Yields the rows with texts and labels; counts the others in `n_left_out` by keys of LEFT_OUT_ROWS."""
     is_gold = columns.label is not None and fold_name(columns.label) == GOLD_LABEL_NAME
@@ -269,7 +269,7 @@ def _drop_unusable_rows(
             n_left_out["blank rows"] += 1
         elif gold is not None and row.values[gold] == NO_AGREEMENT:
             n_left_out["rows without agreement"] += 1
-        elif label is not None and normalize_label_cell(row.values[label]) == "":
+        elif label is not None and parse_label_cell(row.values[label]) == "":
             n_left_out["rows without a label"] += 1
         else:
             yield row
@@ -410,7 +410,7 @@ class _LabelParser:
         raise CellError("wrong label", f"the label is {is_}, not {needed}", fix)
 
     def drop_single_row_classes(
-        self, rows: Sequence[tuple[LabelledRow, int | None]], skipped: SkippedRows | None
+        self, rows: Sequence[tuple[LabelledRow, int | None]], skipped: SkippedRowCounts | None
     ) -> Iterator[tuple[LabelledRow, int | None]]:
         """Yields the rows (and their lines) whose class has several rows, or a name that resembles another.
 

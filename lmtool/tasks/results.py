@@ -48,7 +48,7 @@ class Results:
     remedies: tuple[str, ...] = ()
     items: Sequence[LabelledRow] = ()
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns all results by name."""
         task = {"task": self.task} if self.task else {}
         record = task | {"part": self.part, "step": self.step, "rows": self.rows, "loss": self.loss}

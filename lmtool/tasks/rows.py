@@ -49,7 +49,7 @@ class EncodedRow:
         """The number of tokens of each part that is padded separately."""
         return (len(self.tokens),) if self.target is None else (len(self.tokens), len(self.target))
 
-    def example(self, rng: np.random.Generator = EVALUATION_RNG) -> Example:
+    def to_example(self, rng: np.random.Generator = EVALUATION_RNG) -> Example:
         """Returns the row as an input of an objective."""
         follows = False
         parts = self.label, self.segments, self.learned, self.word_starts
@@ -94,7 +94,7 @@ class TableExamples:
         for sample, i in zip(sample_S.tolist(), self._find_rows(sample_S), strict=True):
             rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "example", sample)))
             row = self._rows[i] if self._reread is None else self._reread(self._rows[i], rng)
-            examples.append(row.example(rng))
+            examples.append(row.to_example(rng))
         return examples
 
     def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:

@@ -31,10 +31,10 @@ from lmtool.data.column_names import (
 )
 from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.rowfile import DelimitedFile, count_words, find_matching_column, fold_name, missing_columns_error
-from lmtool.data.table import SkippedRows, Table, Value
+from lmtool.data.table import SkippedRowCounts, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.labels import MAX_INTEGER_CLASSES, infer_label_kind, normalize_label_cell
+from lmtool.tasks.labels import MAX_INTEGER_CLASSES, infer_label_kind, parse_label_cell
 
 RowKind = Literal["texts", "words", "questions", "related"]
 """What a row holds. texts: one or several, with a label or a target. words: with a tag for each. questions: a question
@@ -174,7 +174,7 @@ class TableSample:
     @cached_property
     def cells(self) -> dict[str, list[Value]]:
         """The cells of each column in the first rows."""
-        rows = [row.values for row in islice(self.table.rows(SkippedRows()), SAMPLE_ROWS)]
+        rows = [row.values for row in islice(self.table.rows(SkippedRowCounts()), SAMPLE_ROWS)]
         return {name: [values[i] for values in rows] for i, name in enumerate(self.names)}
 
     def filled_cells(self, name: str) -> list[Any]:
@@ -217,7 +217,7 @@ class TableSample:
     def count_possible_classes(self, name: str) -> int:
         """Counts the different cells if these may be classes: at most MAX_INTEGER_CLASSES that recur, none empty;
         returns 0 otherwise."""
-        values = [normalize_label_cell(cell) for cell in self.cells[name]]
+        values = [parse_label_cell(cell) for cell in self.cells[name]]
         n = len(set(values)) if all(values) else 0
         return n if 2 <= n <= MAX_INTEGER_CLASSES and n < len(values) else 0
 
@@ -281,7 +281,7 @@ class TableSample:
         )
         return len(pairs) >= MIN_COMPARED_ROWS and n >= MAJORITY_SHARE * len(pairs)
 
-    def drop_repeated_texts(self, names: Sequence[str]) -> list[str]:
+    def drop_columns_with_repeated_texts(self, names: Sequence[str]) -> list[str]:
         """Returns the columns without those that hold the same texts as an earlier one."""
         kept: list[str] = []
         for name in names:
@@ -390,7 +390,7 @@ def choose_columns(
     if instruction := sample.try_to_assign_all_roles(INSTRUCTION_ROLES, labelled):
         return _make_columns(instruction)
     label = sample.find_named(LABEL_NAMES, exclude=sample.find_pair(SOURCE_TARGET_NAMES))
-    if pair := _find_source_target(sample, labelled):
+    if pair := _find_source_target_columns(sample, labelled):
         if label is None or not _can_be_label(sample, label):
             read = [name for name in (*pair.texts, pair.input, pair.target) if name]
             return replace(pair, ignored=_find_other_texts(sample, read) if labelled else ())
@@ -452,12 +452,12 @@ def _refuse_unsupported_table(sample: TableSample) -> None:
 def _choose_related_columns(sample: TableSample, named: Data, labelled: bool) -> Columns:
     """Chooses the columns of related texts, or of one text with a label."""
     by_user = _get_named_texts(named)
-    texts = by_user or _find_related_texts(sample)
+    texts = by_user or _find_related_text_columns(sample)
     label = named.label_column or (sample.find_named(LABEL_NAMES, exclude=texts) if labelled else None)
     if not texts:
-        texts, _ = _find_read_and_ignored_texts_by_name(sample, label, labelled)
+        texts, _ = _find_read_and_ignored_text_columns_by_name(sample, label, labelled)
     if len(texts) < 1 + (label is None and labelled):
-        raise _unknown_columns_error(sample, {"--text-column or --label-column": "another text or a label"})
+        raise _uninferable_columns_error(sample, {"--text-column or --label-column": "another text or a label"})
     ignored = () if by_user else tuple(name for name in sample.names if name not in (*texts, label))
     reasons = dict.fromkeys(texts if label is None else (*texts, label), BY_USER if by_user else BY_NAME)
     return Columns(tuple(texts), label, kind="related", ignored=ignored, reasons=reasons)
@@ -467,17 +467,17 @@ def _get_named_texts(named: Data) -> tuple[str, ...]:
     return named.text_columns or tuple(filter(None, (named.source_column, named.target_column)))
 
 
-def _find_related_texts(sample: TableSample) -> tuple[str, ...]:
+def _find_related_text_columns(sample: TableSample) -> tuple[str, ...]:
     """Finds the columns of two related texts and of negatives by their names; else the only two columns of prose whose
     cells mostly differ. Returns nothing if there are no such columns."""
     negatives = tuple(name for name in sample.names if fold_name(name).rstrip("0123456789") in NEGATIVE_NAMES)
     pairs = [(anchor, positive) for positive in POSITIVE_NAMES for anchor in ANCHOR_NAMES]
-    pair = sample.find_pair([*pairs, *TEXT_PAIR_NAMES]) or _find_numbered_pair(sample)
+    pair = sample.find_pair([*pairs, *TEXT_PAIR_NAMES]) or _find_numbered_text_columns(sample)
     if pair := pair or sample.find_pair(SOURCE_TARGET_NAMES):
         return (*pair, *negatives)
-    if pair := _find_language_pair(sample):
+    if pair := _find_language_pair_columns(sample):
         return pair
-    prose = sample.drop_repeated_texts([name for name in sample.names if sample.are_certainly_texts(name)])
+    prose = sample.drop_columns_with_repeated_texts([name for name in sample.names if sample.are_certainly_texts(name)])
     differ = all(len(set(sample.cells[name])) > PROSE_SHARE * len(sample.cells[name]) for name in prose)
     return tuple(prose) if len(prose) == 2 and differ else ()
 
@@ -489,7 +489,7 @@ def has_related_texts(table: Table, requested: Data, allow_scores: bool) -> bool
     a label may be one.
     """
     sample = TableSample(table)
-    texts = _get_named_texts(requested) or _find_related_texts(sample)
+    texts = _get_named_texts(requested) or _find_related_text_columns(sample)
     others = requested.messages_column or requested.input_column
     others = others or sample.find_named((*CONVERSATION_ROLES[0].names, "instruction"))
     are_answers = {"chosen", "rejected"} <= set(map(normalize_name, texts))
@@ -497,14 +497,14 @@ def has_related_texts(table: Table, requested: Data, allow_scores: bool) -> bool
         return False
     label = requested.label_column or sample.find_named(LABEL_NAMES, exclude=texts)
     if label is None:
-        _ask_for_possible_label(sample, texts)
+        _refuse_ambiguous_label(sample, texts)
     if label is None or not allow_scores:
         return label is None
-    cells = map(normalize_label_cell, sample.cells[find_matching_column(label, table.names) or label])
+    cells = map(parse_label_cell, sample.cells[find_matching_column(label, table.names) or label])
     return infer_label_kind([cell for cell in cells if cell]) == "number"
 
 
-def _ask_for_possible_label(sample: TableSample, texts: Sequence[str]) -> None:
+def _refuse_ambiguous_label(sample: TableSample, texts: Sequence[str]) -> None:
     """Raises DataError if another column may be the label of pairs of texts, unless their names say that they belong
     together."""
     if any(fold_name(name).rstrip("0123456789") in (*POSITIVE_NAMES, *NEGATIVE_NAMES) for name in texts):
@@ -524,24 +524,24 @@ def _choose_annotated_columns(sample: TableSample, kind: RowKind, named: Data, l
     found = sample.assign_columns_to_roles(ANNOTATED_ROLES[kind], labelled, by_user)
     _, texts, label = ANNOTATED_ROWS[kind]
     if len(found.get("texts", ())) != sum(role.key == "texts" for role in ANNOTATED_ROLES[kind]):
-        raise _unknown_columns_error(sample, {"--text-column": f"the {texts}"})
+        raise _uninferable_columns_error(sample, {"--text-column": f"the {texts}"})
     if labelled and "label" not in found:
-        raise _unknown_columns_error(sample, {"--label-column": f"the {label}"})
+        raise _uninferable_columns_error(sample, {"--label-column": f"the {label}"})
     if not labelled:
         found.pop("label", None)
     return _make_columns(found, kind, tuple(by_user))
 
 
-def _find_source_target(sample: TableSample, labelled: bool) -> Columns | None:
+def _find_source_target_columns(sample: TableSample, labelled: bool) -> Columns | None:
     """Finds the columns of a source and its target by their names."""
     for roles in SOURCE_TARGET_ROLES if labelled else ():
         if found := sample.try_to_assign_all_roles(roles, labelled=True):
             return _make_columns(found)
-    pair = (() if labelled else sample.find_pair(SOURCE_TARGET_NAMES)) or _find_language_pair(sample)
+    pair = (() if labelled else sample.find_pair(SOURCE_TARGET_NAMES)) or _find_language_pair_columns(sample)
     return _make_columns({"texts": pair[:1]} | ({"target": pair[1:]} if labelled else {})) if pair else None
 
 
-def _find_language_pair(sample: TableSample) -> tuple[str, ...]:
+def _find_language_pair_columns(sample: TableSample) -> tuple[str, ...]:
     """Finds the two columns whose names are languages; or two columns whose names differ only in the first word, which
     are languages, or names of a source and its target."""
     languages = [name for name in sample.names if normalize_name(name) in LANGUAGE_NAMES]
@@ -560,7 +560,7 @@ def _find_language_pair(sample: TableSample) -> tuple[str, ...]:
     return ()
 
 
-def _find_numbered_pair(sample: TableSample, exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
+def _find_numbered_text_columns(sample: TableSample, exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
     """Finds two columns of texts whose names differ in a last digit or letter, such as sentence1 and sentence2."""
     plain = {normalize_name(name): name for name in sample.names if name not in exclude and sample.has_header}
     for (first, one), (second, two) in combinations(plain.items(), 2):
@@ -576,7 +576,7 @@ def _choose_source_target_columns(sample: TableSample, named: Data, labelled: bo
     source, target = named.source_column, named.target_column
     instruction = sample.try_to_assign_all_roles(INSTRUCTION_ROLES, labelled) or {}
     pair = [*instruction.get("texts", ()), *instruction.get("target", ())]
-    pair = pair or list(sample.find_pair(SOURCE_TARGET_NAMES) or _find_language_pair(sample))
+    pair = pair or list(sample.find_pair(SOURCE_TARGET_NAMES) or _find_language_pair_columns(sample))
     rest = [name for name in sample.names if name not in (source, target)]
     other = rest[0] if len(rest) == 1 else None
     if source is None:
@@ -586,7 +586,7 @@ def _choose_source_target_columns(sample: TableSample, named: Data, labelled: bo
     unknown = {"--source-column": "the source"} if source is None else {}
     unknown |= {"--target-column": "the target"} if labelled and target is None else {}
     if source is None or unknown:
-        raise _unknown_columns_error(sample, unknown)
+        raise _uninferable_columns_error(sample, unknown)
     found = {"texts": [source]} | ({"input": [named.input_column]} if named.input_column else {})
     found |= {"target": [target]} if labelled and target else {}
     by_user = {"texts": named.source_column, "target": named.target_column, "input": named.input_column}
@@ -595,19 +595,21 @@ def _choose_source_target_columns(sample: TableSample, named: Data, labelled: bo
 
 def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool) -> Columns:
     reasons = dict.fromkeys((*named.text_columns, *filter(None, [named.label_column])), BY_USER)
-    label = named.label_column or (_find_label_by_name(sample, named.text_columns, reasons) if labelled else None)
+    label = named.label_column or (
+        _find_label_column_by_name(sample, named.text_columns, reasons) if labelled else None
+    )
     texts, ignored = named.text_columns, tuple[str, ...]()
     if not texts:
         if labelled:
             _refuse_lists_as_texts(sample, label)
-        texts, ignored = _find_read_and_ignored_texts_by_name(sample, label, labelled)
+        texts, ignored = _find_read_and_ignored_text_columns_by_name(sample, label, labelled)
         if labelled and label is None and ignored and len(texts) == 1 and normalize_name(texts[0]) not in TEXT_NAMES:
             texts = ()  # either column may be the text
         reasons = dict.fromkeys(texts, BY_NAME) | reasons
     if not texts:
-        texts = _find_texts_by_cells(sample, label, reasons)
+        texts = _find_text_columns_by_cells(sample, label, reasons)
     if labelled and label is None:
-        label = _find_label_by_cells(sample, texts, reasons)
+        label = _find_label_column_by_cells(sample, texts, reasons)
     if not texts and (label or not labelled):
         rest = [name for name in sample.names if name != label and not sample.are_certainly_no_texts(name)]
         texts = tuple(rest) if len(rest) == 1 and not sample.count_possible_classes(rest[0]) else ()
@@ -615,11 +617,11 @@ def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool)
     unknown = {} if texts else {"--text-column": "the text"}
     unknown |= {"--label-column": "the label"} if labelled and label is None else {}
     if unknown:
-        raise _unknown_columns_error(sample, unknown)
+        raise _uninferable_columns_error(sample, unknown)
     return Columns(texts, label, ignored=tuple(name for name in ignored if labelled and name != label), reasons=reasons)
 
 
-def _find_read_and_ignored_texts_by_name(
+def _find_read_and_ignored_text_columns_by_name(
     sample: TableSample, label: str | None, labelled: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Finds the columns of texts by their names; returns them, and other columns of texts."""
@@ -627,7 +629,7 @@ def _find_read_and_ignored_texts_by_name(
     if len(others) == 1 and (label is not None or not labelled):
         return tuple(others), ()
     usual = [name for name in others if normalize_name(name) in TEXT_NAMES and not sample.is_constant(name)]
-    texts = sample.find_pair(TEXT_PAIR_NAMES, (label,)) or _find_numbered_pair(sample, (label,))
+    texts = sample.find_pair(TEXT_PAIR_NAMES, (label,)) or _find_numbered_text_columns(sample, (label,))
     if not usual and label is not None:
         texts = texts or sample.find_pair(SOURCE_TARGET_NAMES, (label,))
     if not texts:
@@ -639,12 +641,14 @@ def _find_read_and_ignored_texts_by_name(
                 name for name in ranked if sample.are_certainly_texts(name) or not sample.count_possible_classes(name)
             ]
         kept = (
-            sample.drop_repeated_texts([name for name in ranked if not sample.are_certainly_no_texts(name)])
+            sample.drop_columns_with_repeated_texts(
+                [name for name in ranked if not sample.are_certainly_no_texts(name)]
+            )
             or ranked[:1]
         )
         if TITLE_NAMES.issuperset(map(normalize_name, kept)):
             ends = (name for name in others if name not in usual and get_last_word(name) in TEXT_NAMES)
-            kept = sample.drop_repeated_texts(
+            kept = sample.drop_columns_with_repeated_texts(
                 [*kept, *(name for name in ends if not sample.are_certainly_no_texts(name))]
             )
         texts = tuple(name for name in others if name in kept)
@@ -654,7 +658,9 @@ def _find_read_and_ignored_texts_by_name(
 def _find_other_texts(sample: TableSample, read: Sequence[str]) -> tuple[str, ...]:
     """Finds columns of prose that hold other texts than the columns that are read."""
     prose = (name for name in sample.names if name not in read and sample.are_certainly_texts(name))
-    return tuple(sample.drop_repeated_texts([*read, *prose])[len(sample.drop_repeated_texts(read)) :])
+    return tuple(
+        sample.drop_columns_with_repeated_texts([*read, *prose])[len(sample.drop_columns_with_repeated_texts(read)) :]
+    )
 
 
 def _refuse_lists_as_texts(sample: TableSample, label: str | None) -> None:
@@ -668,10 +674,12 @@ def _refuse_lists_as_texts(sample: TableSample, label: str | None) -> None:
             raise DataError(what, where=display_path(sample.table.path), fix=fix)
 
 
-def _find_texts_by_cells(sample: TableSample, label: str | None, reasons: dict[str, str]) -> tuple[str, ...]:
+def _find_text_columns_by_cells(sample: TableSample, label: str | None, reasons: dict[str, str]) -> tuple[str, ...]:
     """Finds the column of prose; several only if the table has no header, because one may be about another."""
     prose = [name for name in sample.names if name != label and sample.are_certainly_texts(name)]
-    prose = sample.drop_repeated_texts(sorted(prose, key=lambda name: sum(map(len, map(str, sample.cells[name])))))
+    prose = sample.drop_columns_with_repeated_texts(
+        sorted(prose, key=lambda name: sum(map(len, map(str, sample.cells[name]))))
+    )
     if len(prose) > 1 and sample.has_header:
         return ()
     reasons |= dict.fromkeys(prose, "holds sentences")
@@ -690,7 +698,7 @@ def _can_be_label(sample: TableSample, name: str) -> bool:
     return len(set(cells)) <= PROSE_SHARE * len(cells) or are_certainly_no_texts(cells)
 
 
-def _find_label_by_name(sample: TableSample, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
+def _find_label_column_by_name(sample: TableSample, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
     """Finds the column that is called a label. Raises DataError if there are several candidates."""
     candidates = [name for name in sample.names if name not in texts and _can_be_label(sample, name)]
     if synonym := find_conventional_column(candidates, LABEL_SYNONYMS):
@@ -704,8 +712,8 @@ def _find_label_by_name(sample: TableSample, texts: Sequence[str], reasons: dict
     if found and not ratings:
         found = list(dict.fromkeys((*found, *_count_classes_by_column(sample, texts))))
     elif len(found) == 1:
-        values = set(map(normalize_label_cell, sample.cells[found[0]]))
-        similar = [name for name in candidates if set(map(normalize_label_cell, sample.cells[name])) == values]
+        values = set(map(parse_label_cell, sample.cells[found[0]]))
+        similar = [name for name in candidates if set(map(parse_label_cell, sample.cells[name])) == values]
         found = similar if len(similar) > MAX_SIMILAR_LABELS and len(values) > 1 else found
     if len(found) > 1:
         raise _ambiguous_label_error(sample, found)
@@ -733,7 +741,7 @@ def _count_classes_by_column(sample: TableSample, texts: Sequence[str]) -> dict[
     return {name: n for name, n in found.items() if n or (fractions[name] and all(fractions[name]))}
 
 
-def _find_label_by_cells(sample: TableSample, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
+def _find_label_column_by_cells(sample: TableSample, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
     """Finds the only other column than the texts, unless it numbers rows or holds texts; or the only one of classes.
     Without a header, finds the last column of the fewest classes.
 
@@ -790,10 +798,10 @@ def has_inferable_label(table: Table) -> bool:
 
 
 def _label_cells(table: Table, label: str) -> list[str | tuple[str, ...]]:
-    return [cell for cell in map(normalize_label_cell, TableSample(table).cells[label]) if cell]
+    return [cell for cell in map(parse_label_cell, TableSample(table).cells[label]) if cell]
 
 
-def _unknown_columns_error(sample: TableSample, unknown: Mapping[str, str]) -> DataError:
+def _uninferable_columns_error(sample: TableSample, unknown: Mapping[str, str]) -> DataError:
     """Returns the error for columns that cannot be inferred. unknown: their roles, by the option that names them."""
     columns, it = ("column is", "it") if len(unknown) == 1 else ("columns are", "them")
     what = f"cannot infer which {columns} {' and '.join(unknown.values())}; found {quote_all(sample.names)}"

@@ -104,7 +104,7 @@ class TaggingTask(Task):
         predicted, loss = self._predict_tags_and_loss(model, rows)
         return self.make_validation(loss, self.compute_metrics(_get_true_tags(rows), predicted))
 
-    def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         predicted, loss = self._predict_tags_and_loss(model, rows)
         true = _get_true_tags(rows)
         n_wrong = [sum(a != b for a, b in zip(*pair, strict=True)) for pair in zip(true, predicted, strict=True)]

@@ -86,7 +86,7 @@ class TaskModel:
         """
 
         def evaluate_batch(indices: list[int]) -> tuple[Loss | None, Sequence[NDArray[Any]]]:
-            batch = self.objective.collate([rows[i].example() for i in indices]).to(self.compute.device)
+            batch = self.objective.collate([rows[i].to_example() for i in indices]).to(self.compute.device)
             if read_scores is None:
                 return self.objective.score(self.lm, batch), ()
             objective, is_labelled = cast(HeadObjective, self.objective), rows[indices[0]].label is not None
@@ -97,7 +97,7 @@ class TaskModel:
         return evaluate_items(self.lm, EvaluationItems([row.lengths for row in rows], evaluate_batch), self.compute)
 
 
-def list_worst_and_best(
+def list_worst_and_best_rows(
     score_name: str, scores: Sequence[float], get_row: Callable[[int], tuple[int, str, str, str]]
 ) -> list[dict[str, Any]]:
     """Lists the rows with the MAX_LISTED_ROWS lowest and highest scores, the lowest first.
@@ -176,7 +176,7 @@ class Task(ABC):
         return ValidationResult(loss, {metric: math.nan if v is None else float(v) for metric, v in chosen.items()})
 
     @abstractmethod
-    def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         """Computes full results of a model on labelled rows. part, step: see `Results`."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
-from lmtool.tasks.task import Cells, Task, TaskModel, list_worst_and_best
+from lmtool.tasks.task import Cells, Task, TaskModel, list_worst_and_best_rows
 from lmtool.tokenization.chat import Message
 from lmtool.tokenization.merging import BpeDropout
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -97,7 +97,7 @@ class TextToTextTask(Task):
         """Computes the mean of -log p over the tokens of all targets, in nats."""
         return ValidationResult(model.evaluate(rows).loss)
 
-    def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         loss, answers = self.validate(model, rows).loss, self.generate(model, rows)
         decoding = "greedy" if self._num_beams == 1 else f"beam search, {self._num_beams} beams, mean log-probability"
         sentences = [] if self.labels else self._list_worst_and_best_texts(answers, rows)
@@ -147,7 +147,7 @@ class TextToTextTask(Task):
     def _list_worst_and_best_texts(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
         """Lists the worst and the best generated texts by their chrF, the worst first."""
         scores = metrics.compute_chrf_scores(answers, [row.answer for row in rows])
-        return list_worst_and_best(
+        return list_worst_and_best_rows(
             "chrf", scores, lambda i: (rows[i].number, self._decode_texts(rows[i]), rows[i].answer, answers[i])
         )
 

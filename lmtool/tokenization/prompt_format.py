@@ -72,7 +72,7 @@ class Prompt:
         """Returns the ids that begin the generated text."""
         return self.text[self.n_question :]
 
-    def keep_last(self, n: int) -> "Prompt":
+    def keep_last_tokens(self, n: int) -> "Prompt":
         """Returns the prompt with the last n ids, or with the whole source and the last n ids of the target."""
         if not self.joined:
             n_question = max(0, self.n_question - max(0, len(self.tokens) - n))

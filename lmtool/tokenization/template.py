@@ -235,7 +235,7 @@ def _materialize(value: Any) -> Any:
     return items
 
 
-def _charge_result(result: Any, paid_units: int) -> Any:
+def _charge_and_materialize_result(result: Any, paid_units: int) -> Any:
     """Charges the memory of a new value and returns it. paid_units: units that are charged for it already.
 
     Computes the items of an iterator now, because later computations would not be charged.
@@ -526,7 +526,7 @@ class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
             case _:
                 raise SecurityError(f"it calls a {type(obj).__name__}")
         _charge(_CALL_UNITS + cost)
-        return _charge_result(super().call(context, obj, *args, **kwargs), cost)
+        return _charge_and_materialize_result(super().call(context, obj, *args, **kwargs), cost)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         match left, right:
@@ -547,7 +547,7 @@ class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
                 raise TypeError(f"it computes {type(left).__name__} {operator} {type(right).__name__}")
         _charge(cost)
         result = super().call_binop(context, operator, left, right)
-        return _charge_result(result, cost) if isinstance(result, str) else result
+        return _charge_and_materialize_result(result, cost) if isinstance(result, str) else result
 
 
 @pass_context  # so that Jinja cannot write constants without it
@@ -575,7 +575,7 @@ def _wrap_filter_with_charges(name: str, function: Callable[..., Any]) -> Callab
         result = function(*args[:at], value, *args[at + 1 :], **kwargs)
         if name == "int":
             _check_integer(result)
-        return _charge_result(result, cost)
+        return _charge_and_materialize_result(result, cost)
 
     if passes is not None:
         run.jinja_pass_arg = passes  # type: ignore[attr-defined]  # as Jinja's own decorators do

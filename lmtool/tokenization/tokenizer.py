@@ -146,7 +146,7 @@ class Tokenizer:
         whole = self._config if self.published is None else [self._config, self.published]
         return sha256_of_json(whole, sort_keys=True)
 
-    def check_embedding_rows(self, requested: int | None) -> int:
+    def resolve_embedding_rows(self, requested: int | None) -> int:
         """Returns the requested number of rows of an embedding, by default one for each entry.
 
         Raises CheckpointError when the vocabulary has more entries.

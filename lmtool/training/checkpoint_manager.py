@@ -25,9 +25,9 @@ from lmtool.runs.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.runs.directory import Run
 from lmtool.runs.files import SavedState, ValidationState, read_saved_state
 from lmtool.runs.log import LogRecord
-from lmtool.runs.saving import Snapshot, save_shard_for_main_process
+from lmtool.runs.saving import CheckpointSnapshot, save_shard_for_main_process
 from lmtool.storage.records import replace_nonfinite
-from lmtool.training.events import EndReason, Logged, Sampled, Saved, Warn
+from lmtool.training.events import CheckpointSaved, EndReason, MetricsLogged, SamplesGenerated, Warn
 from lmtool.training.fit import CompletedStep
 
 NO_BEST_YET = {"best_step": None, "best_value": None, "best_loss": None, "stale": 0}
@@ -147,17 +147,17 @@ class CheckpointManager:
             return ""
         return f"{self.checkpoint.path.name} is saved" if self.checkpoint else "no checkpoint is saved yet"
 
-    def log_metrics(self, record: Mapping[str, object]) -> Iterator[Logged | Warn]:
+    def log_metrics(self, record: Mapping[str, object]) -> Iterator[MetricsLogged | Warn]:
         """Appends the record of a step to the metrics."""
         if self.run is not None:
             yield from self._append_and_warn_once(self.run.metrics.append, record)
-            yield Logged(dict(record))
+            yield MetricsLogged(dict(record))
 
     def write_recipe(self, recipe: Recipe) -> Iterator[Warn]:
         """Replaces the recipe of the run."""
         return self._write_or_warn(lambda run: run.replace_recipe(dump_yaml(recipe)))
 
-    def log_sample(self, sampled: Sampled) -> Iterator[Warn]:
+    def log_sample(self, sampled: SamplesGenerated) -> Iterator[Warn]:
         """Appends a text to the samples."""
         if self.run is not None:
             yield from self._append_and_warn_once(self.run.samples.append, asdict(sampled))
@@ -181,7 +181,7 @@ class CheckpointManager:
 
     def save_checkpoint(
         self, step: int, lm: LanguageModel, moments: dict[str, Tensor], state: TrainingState
-    ) -> Iterator[Saved | Warn]:
+    ) -> Iterator[CheckpointSaved | Warn]:
         """Saves a checkpoint, or starts to if the recipe saves in the background.
 
         A process without a run writes its part of a sharded model.
@@ -194,7 +194,7 @@ class CheckpointManager:
         )
         if self.spec.background:
             model, optimizer = tensors.copy_to_cpu(model), tensors.copy_to_cpu(optimizer)
-        snapshot = Snapshot(step, model, optimizer, state.model_dump(), state.best_step)
+        snapshot = CheckpointSnapshot(step, model, optimizer, state.model_dump(), state.best_step)
         save: Callable[[], Checkpoint | None] = partial(save_shard_for_main_process, snapshot, self.peers)
         if self.run is not None:
             save = partial(self.run.save_checkpoint, snapshot, self.spec.keep_last, self.interrupted_step, self.peers)
@@ -202,7 +202,7 @@ class CheckpointManager:
         if not self.spec.background:
             yield from self.finish_pending_save()
 
-    def finish_pending_save(self) -> Iterator[Saved | Warn]:
+    def finish_pending_save(self) -> Iterator[CheckpointSaved | Warn]:
         """Waits for the checkpoint that is being saved, if there is one. Yields what became of it."""
         finish, self._saving = self._saving, None
         if finish is None:
@@ -218,9 +218,9 @@ class CheckpointManager:
             self._unsaved = None
             if saved is not None:
                 self.checkpoint = saved
-                yield Saved(saved.path)
+                yield CheckpointSaved(saved.path)
 
-    def write_validation_state(self, step: int, state: TrainingState) -> Iterator[Saved | Warn]:
+    def write_validation_state(self, step: int, state: TrainingState) -> Iterator[CheckpointSaved | Warn]:
         """Writes the result of the validation after a checkpoint, once that is saved."""
         yield from self.finish_pending_save()
         yield from self._write_or_warn(

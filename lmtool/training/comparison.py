@@ -72,7 +72,7 @@ class BitsPerByteResults:
     ngram_weight: float | None = None
     interpolation: NGramInterpolation | None = None
 
-    def record(self) -> dict[str, object]:
+    def to_record(self) -> dict[str, object]:
         """Returns all results by name, for JSON."""
         figures = (field.name for field in fields(self) if field.name != "interpolation")
         return {"part": "validation", **{name: getattr(self, name) for name in figures}}
@@ -87,7 +87,7 @@ class BitsPerByteResults:
         others += "" if limit is None else f"; the best possible model: {limit:.3f}"
         return [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){others}"]
 
-    def warn_if_worse_than_ngrams(self) -> list[str]:
+    def warnings_if_worse_than_ngrams(self) -> list[str]:
         """Warns if the model is worse than counting."""
         if self.ngram_bits_per_byte is None or self.bits_per_byte < self.ngram_bits_per_byte:
             return []
@@ -95,7 +95,7 @@ class BitsPerByteResults:
         return [f"counting {ORDER}-grams predicts this text better; {fix}"]
 
 
-def count_ngram_model(windows: Windows, vocab_size: int) -> NGramModel:
+def fit_ngram_model(windows: Windows, vocab_size: int) -> NGramModel:
     """Returns the n-gram model of a text."""
     model = NGramModel(NGram(kind="ngram", order=ORDER, context=NGRAM_WINDOW), vocab_size)
     n = windows.n_tokens

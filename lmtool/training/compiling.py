@@ -24,7 +24,7 @@ def should_compile(recipe: Recipe, compute: ExecutionContext) -> bool:
     return compute.device.type == "cuda" and tokens >= MIN_COMPILED_TOKENS
 
 
-def compile_or_warn_(model: LanguageModel, sample_batch: Batch, compute: ExecutionContext) -> str | None:
+def compile_or_return_warning_(model: LanguageModel, sample_batch: Batch, compute: ExecutionContext) -> str | None:
     """Compiles a model in place, and undoes it if this fails or changes the hidden states of a batch.
 
     Returns a warning that says why it is undone, else None.

@@ -188,7 +188,7 @@ class HeadFittingProblem:
         )
 
     @cached_property
-    def singleton_merging_FG(self) -> Any:
+    def singleton_merging_matrix_FG(self) -> Any:
         """The matrix that joins the features that only one row has into one, and drops those of no row; None if dense.
 
         Its columns are orthonormal, and the joined features differ only in their values, so the minimum is the same.
@@ -252,10 +252,10 @@ class HeadFittingProblem:
                 self.n_rows**2,
             )
         features, scale = self.features, self.log_ratio_scale_FC
-        if self.singleton_merging_FG is not None:
+        if self.singleton_merging_matrix_FG is not None:
             # the joined features of a row have the same ratio
-            scale = scale[self.singleton_merging_FG.argmax(0)] if self.from_naive_bayes else scale
-            features = (features @ self.singleton_merging_FG).astype(features.dtype)
+            scale = scale[self.singleton_merging_matrix_FG.argmax(0)] if self.from_naive_bayes else scale
+            features = (features @ self.singleton_merging_matrix_FG).astype(features.dtype)
         rows, columns = _to_dense_or_csr_tensor(features), _to_dense_or_csr_tensor(features.T)
         scale_FC = torch.as_tensor(scale, dtype=rows.dtype)
         square_F1 = torch.from_numpy(np.asarray((features * features).sum(0))).to(rows.dtype)[:, None]
@@ -278,7 +278,7 @@ class HeadFittingProblem:
             self.row_basis,
             self.model.head.out_features,
         )
-        linear, joining = self.feature_operator, self.singleton_merging_FG if basis is None else None
+        linear, joining = self.feature_operator, self.singleton_merging_matrix_FG if basis is None else None
         has_bias = self.model.head.bias is not None
 
         def project(weight_FC: Floats) -> Floats:

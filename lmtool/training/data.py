@@ -209,7 +209,7 @@ class TextData:
         """Raises DataError if the training or the validation text has no example."""
         self._make_windows_and_validation_pairs(self.objective)
 
-    def examples(self, objective: Objective) -> ExampleSource:
+    def make_examples(self, objective: Objective) -> ExampleSource:
         """Returns the training examples for an objective."""
         examples = self._make_windows_and_validation_pairs(objective)
         if isinstance(objective, GloveObjective):
@@ -278,7 +278,7 @@ class TextData:
 
     @property
     def per_epoch(self) -> int:
-        examples = self.examples(self.objective).per_epoch
+        examples = self.make_examples(self.objective).per_epoch
         if self._blocks or not self._prepared.streamed:
             return max(1, examples)
         # the token stores hold the head of each text
@@ -299,7 +299,7 @@ class TextData:
     def validation_tokens(self) -> int:
         return min(self._max_validation_tokens or len(self._valid), len(self._valid))
 
-    def compute_gradient_norms_by_lag(self, lm: LanguageModel) -> dict[str, list[float | None]]:
+    def compute_validation_gradient_norms(self, lm: LanguageModel) -> dict[str, list[float | None]]:
         """Returns `GradientNormsByStepsBack.norms` of a loss near the beginning of the validation text."""
         n_tokens = min(self._context, MAX_STEPS_BACK) + 1
         tokens = self._valid.read(0, min(n_tokens, len(self._valid)))
@@ -314,7 +314,7 @@ class TextData:
         # the second time to interpolate with the n-gram model
         return 2 * whole_text + comparison.COUNTING_SECONDS_PER_TOKEN * n_counted
 
-    def measure(
+    def compute_results(
         self, lm: LanguageModel, objective: Objective, step: int, compute: ExecutionContext
     ) -> list[BitsPerByteResults]:
         """Computes bits per byte of all validation text, all processes together, and in the main one of a 5-gram
@@ -350,7 +350,7 @@ class TextData:
             Causal(), VocabularyInfo.from_tokenizer(tokenizer, None), self._spec.isolate_documents
         )
         windows = Windows(train, causal.choose_text_cut(min(NGRAM_WINDOW, len(train) - 1)), self._seed)
-        model = comparison.count_ngram_model(windows, tokenizer.check_embedding_rows(None))
+        model = comparison.fit_ngram_model(windows, tokenizer.resolve_embedding_rows(None))
         exact = configure_compute("cpu", "float32")
         counts = compute_perplexity(
             model, causal, prepared.valid, tokenizer, exact, context=NGRAM_WINDOW, stride=NGRAM_WINDOW
@@ -410,7 +410,7 @@ class RecipeWithTextData(NamedTuple):
     data: TextData
 
 
-def prepare_text(
+def tokenize_training_text(
     recipe: Recipe,
     tokenizer: Tokenizer | None,
     world: World,
@@ -433,7 +433,7 @@ def prepare_text(
             what = f"the {part} text has {found}, but a context of {context} needs {min_length}"
             fix = "give more text, or set model.context lower"
             raise DataError(what, where=", ".join(recipe.data.sources), fix=fix)
-    rows = prepared.tokenizer.check_embedding_rows(recipe.model.vocab_size)
+    rows = prepared.tokenizer.resolve_embedding_rows(recipe.model.vocab_size)
     recipe = recipe.with_unvalidated_values({"model.vocab_size": rows, "data": prepared.data})
     # word vectors need counts, which others do without
     counts = torch.from_numpy(prepared.train.count_each_token()) if recipe.model.reads == "words" else None

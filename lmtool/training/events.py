@@ -21,7 +21,7 @@ class TrainingEvent:
 
 
 @dataclass(frozen=True)
-class Started(TrainingEvent):
+class RunStarted(TrainingEvent):
     """The training data are ready and the run directory exists.
 
     data: descriptions of the training data. changes: descriptions of changes of the recipe of a resumed run.
@@ -36,7 +36,7 @@ class Started(TrainingEvent):
 
 
 @dataclass(frozen=True)
-class AlreadyFinished(TrainingEvent):
+class RunAlreadyFinished(TrainingEvent):
     """Training is already complete: all steps are done, or patience has run out.
 
     can_go_on: whether it can train for more steps, unlike a model that is fitted, or counts its text, once.
@@ -74,7 +74,7 @@ class DurationEstimate(TrainingEvent):
 
 
 @dataclass(frozen=True)
-class FitStarted(TrainingEvent):
+class TrainingStarted(TrainingEvent):
     """A description of the session before its first step.
 
     learning: number of trainable parameters.
@@ -104,7 +104,7 @@ class FitStarted(TrainingEvent):
 
 
 @dataclass(frozen=True)
-class Stepped(TrainingEvent):
+class StepCompleted(TrainingEvent):
     """A step was taken and logged. validation: None if the step ended without one."""
 
     step: CompletedStep
@@ -113,14 +113,14 @@ class Stepped(TrainingEvent):
 
 
 @dataclass(frozen=True)
-class Logged(TrainingEvent):
+class MetricsLogged(TrainingEvent):
     """A record was written to metrics.jsonl; not in processes that only compute."""
 
     record: LogRecord
 
 
 @dataclass(frozen=True)
-class Sampled(TrainingEvent):
+class SamplesGenerated(TrainingEvent):
     """The model generated a text for a prompt at this step."""
 
     step: int
@@ -129,7 +129,7 @@ class Sampled(TrainingEvent):
 
 
 @dataclass(frozen=True)
-class Saved(TrainingEvent):
+class CheckpointSaved(TrainingEvent):
     """A checkpoint was saved."""
 
     path: Path
@@ -143,7 +143,7 @@ class Warn(TrainingEvent):
 
 
 @dataclass(frozen=True)
-class StepsChanged(TrainingEvent):
+class StepCountChanged(TrainingEvent):
     """The number of steps of a run with a time limit was set or revised. why: a description of the reason."""
 
     steps: int
@@ -151,7 +151,7 @@ class StepsChanged(TrainingEvent):
 
 
 @dataclass(frozen=True)
-class Ended(TrainingEvent):
+class TrainingEnded(TrainingEvent):
     """The session ended. remedies: suggestions if the validation loss of a text rose before the end."""
 
     reason: EndReason

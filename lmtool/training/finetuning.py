@@ -51,7 +51,7 @@ def plan_finetuning(
     if recipe is not None:
         plan = _plan_from_scratch(recipe, settings)
     elif source is not None:
-        plan = _plan_from_run(resolve_reference(source), settings)
+        plan = _plan_finetuning_of_run(resolve_reference(source), settings)
     else:
         plan = _plan_linear_model(settings, report)
     return replace(plan, resolved=resolve_model_names(plan.resolved, None if plan.base is None else plan.base.recipe))
@@ -102,7 +102,7 @@ def _plan_from_scratch(recipe_name: str, settings: Sequence[Setting]) -> Trainin
     return TrainingPlan(resolved, tables=tables)
 
 
-def _plan_from_run(base: Reference, settings: Sequence[Setting]) -> TrainingPlan:
+def _plan_finetuning_of_run(base: Reference, settings: Sequence[Setting]) -> TrainingPlan:
     """Plans fine-tuning of a run."""
     # settings of the data come first, since the others depend on them
     about_data = [setting for setting in settings if setting.key.partition(".")[0] == "data"]

@@ -185,16 +185,16 @@ def _make_stepper(
     """Returns what takes the steps of a model with its objective and optimizer. rows: computed at once."""
     if isinstance(trainable.model, CountingModel):
         assert isinstance(examples, Windows)
-        return CountingSteps(trainable.model, examples, recipe, compute, rows)
+        return CountingStepper(trainable.model, examples, recipe, compute, rows)
     if isinstance(recipe.optimizer, Lbfgs):
-        return HeadFittingSteps(trainable, examples, recipe, compute, recipe.optimizer.l2)
+        return HeadFittingStepper(trainable, examples, recipe, compute, recipe.optimizer.l2)
     if isinstance(trainable.objective, ContrastiveObjective):
-        return ContrastiveAndHeadSteps(trainable, examples, recipe, compute, rows, carried_state)
-    return GradientSteps(trainable, examples, recipe, compute, rows, carried_state)
+        return ContrastiveAndHeadStepper(trainable, examples, recipe, compute, rows, carried_state)
+    return GradientStepper(trainable, examples, recipe, compute, rows, carried_state)
 
 
 @dataclass(frozen=True)
-class HeadFittingSteps(Stepper):
+class HeadFittingStepper(Stepper):
     """A step fits a head to all rows, by L-BFGS. Every process fits the same head."""
 
     trainable: ModelAndOptimizers
@@ -254,7 +254,7 @@ def is_checkpoint_step(recipe: Recipe, step: int) -> bool:
 
 
 @dataclass(frozen=True)
-class CountingSteps(Stepper):
+class CountingStepper(Stepper):
     """A step counts the next part of the text; all steps together are one pass over it, in order.
 
     Every process counts all of it, since each needs all counts. rows: number of rows of `context` tokens read at once.
@@ -324,7 +324,7 @@ class AccumulatedLoss(NamedTuple):
     n_computed: float
 
 
-class GradientSteps(Stepper):
+class GradientStepper(Stepper):
     """A step updates the weights by the gradient of a batch."""
 
     def __init__(
@@ -478,7 +478,7 @@ class GradientSteps(Stepper):
         )
 
 
-class ContrastiveAndHeadSteps(GradientSteps):
+class ContrastiveAndHeadStepper(GradientStepper):
     """A step trains vectors by contrast. A head is fitted to them before each validation."""
 
     def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:

@@ -81,7 +81,7 @@ def train_folds(
         optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
         for step in fit(
             ModelAndOptimizers(lm, distilled, optimizers),
-            fold.examples(objective),
+            fold.make_examples(objective),
             recipe,
             compute,
             should_stop=should_stop,
@@ -151,6 +151,6 @@ def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:
 
 def _collate_rows(objective: Objective, rows: Sequence[EncodedRow]) -> list[Batch]:
     return [
-        objective.collate([row.example() for row in rows[start : start + ROWS_PER_BATCH]])
+        objective.collate([row.to_example() for row in rows[start : start + ROWS_PER_BATCH]])
         for start in range(0, len(rows), ROWS_PER_BATCH)
     ]

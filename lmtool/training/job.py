@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmtool.compute.device import ExecutionContext
-from lmtool.compute.shards import ShardedBuild
+from lmtool.compute.shards import ShardNewParameters
 from lmtool.data.survey import Progress
 from lmtool.model import LanguageModel
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.checkpoint import Checkpoint
-from lmtool.runs.load import LoadedModel, MatchedVectors, build_for_training, load_weights
+from lmtool.runs.load import LoadedModel, PretrainedTokenVectors, build_for_training, load_weights
 from lmtool.runs.reference import Reference
 from lmtool.tasks.data import TableData
 from lmtool.training.checkpoint_manager import TrainingState
@@ -51,7 +51,7 @@ class TrainingJob:
     compute: ExecutionContext
     base: Reference | None = None
     teacher: Reference | None = None
-    vectors: MatchedVectors | None = None
+    vectors: PretrainedTokenVectors | None = None
     features: LoadedModel | None = None
     checkpoint: Checkpoint | None = None
     state: TrainingState = field(default_factory=TrainingState)
@@ -59,7 +59,7 @@ class TrainingJob:
     warnings: tuple[str, ...] = ()
 
     def build_model(
-        self, build_device: ExecutionContext | None = None, shards: ShardedBuild | None = None
+        self, build_device: ExecutionContext | None = None, shards: ShardNewParameters | None = None
     ) -> BuiltModel:
         """Builds the model, at the checkpoint if there is one, and its objective, without the teacher.
 

@@ -136,7 +136,7 @@ class MeasuredDurations:
         n_models = count_fold_models(recipe, data) if isinstance(data, TableData) else 0
         return cls(objective.unit, shared[0], shared[1], shared[2], shared[3], float(n_models))
 
-    def estimate_seconds(self, steps: int, validation_interval: int, steps_done: int = 0) -> float:
+    def estimate_seconds_until_end(self, steps: int, validation_interval: int, steps_done: int = 0) -> float:
         """Estimates the duration of a run after its first `steps_done` steps, with validations and final evaluation."""
         n_validations = math.ceil(steps / validation_interval) - steps_done // validation_interval
         n_steps = steps - steps_done + self.scoring_steps * steps
@@ -234,7 +234,7 @@ class RunLengthController:
         steps = 0
         if self._world.is_main:
             limits = self._deadline, self._max_steps
-            steps = steps_by_deadline(recipe, steps_done, started_at, *limits)
+            steps = count_steps_by_deadline(recipe, steps_done, started_at, *limits)
         return int(self._world.all_reduce_sum((steps,))[0])
 
     def estimate_duration(self, recipe: Recipe, steps_done: int, examples_per_epoch: int) -> DurationEstimate:
@@ -244,12 +244,12 @@ class RunLengthController:
         pass_steps, minutes = count_epoch_steps(recipe, examples_per_epoch, 1), None
         if self._started_at is not None and training.steps < pass_steps:
             interval = min(every, _validation_interval(pass_steps))
-            left = self.durations.estimate_seconds(pass_steps, interval, steps_done)
+            left = self.durations.estimate_seconds_until_end(pass_steps, interval, steps_done)
             seconds = PASS_MARGIN * (time.perf_counter() - self._started_at + left)
             # rounded up to tenths of a minute, above ten minutes to minutes
             minutes = math.ceil(seconds / 6) / 10 if seconds < 600 else math.ceil(seconds / 60)
         return DurationEstimate(
-            seconds=self.durations.estimate_seconds(training.steps, recipe.evaluation.every, steps_done),
+            seconds=self.durations.estimate_seconds_until_end(training.steps, recipe.evaluation.every, steps_done),
             speed=self.durations.step_tokens / self.durations.step_seconds,
             unit=self.durations.unit,
             steps=training.steps - steps_done,
@@ -347,7 +347,7 @@ def min_total_steps_keeping_schedule(recipe: Recipe, steps_done: int) -> int | N
     return math.ceil(warmup + (steps_done - warmup) / plateau)
 
 
-def steps_by_deadline(recipe: Recipe, steps_done: int, started_at: float, deadline: float, max_steps: int) -> int:
+def count_steps_by_deadline(recipe: Recipe, steps_done: int, started_at: float, deadline: float, max_steps: int) -> int:
     """Returns the number of steps that a run can take until a deadline at its speed so far.
 
     It is revised only as far as the completed steps do not depend on it. started_at: when the first of `steps_done`

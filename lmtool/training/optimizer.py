@@ -11,7 +11,14 @@ from torch.nn import Parameter
 
 from lmtool.compute.device import ExecutionContext
 from lmtool.compute.kernels.gpu import adam_counter_device
-from lmtool.compute.shards import all_reduce_norm, is_sharded, make_sharded_like, own_row_range, own_rows, process_group
+from lmtool.compute.shards import (
+    all_reduce_norm,
+    get_local_row_range,
+    get_local_rows,
+    is_sharded,
+    make_sharded_like,
+    process_group,
+)
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.model import LanguageModel
 from lmtool.model.layers.attention import find_layer_matrices_and_part_rows
@@ -45,7 +52,7 @@ class Optimizers:
     ) -> None:
         trained = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         # of a sharded parameter, the rules see the rows of this process
-        self._rows = {parameter: Parameter(own_rows(parameter)) for parameter in trained if is_sharded(parameter)}
+        self._rows = {parameter: Parameter(get_local_rows(parameter)) for parameter in trained if is_sharded(parameter)}
         self._wholes: dict[Tensor, Parameter] = {rows: parameter for parameter, rows in self._rows.items()}
         self._names: dict[Tensor, str] = {self._rows.get(p, p): name for p, name in trained.items()}
         depths = {parameter: n for parameter, n in model.parameter_depths().items() if parameter.requires_grad}
@@ -74,7 +81,7 @@ class Optimizers:
         not finite, no weight is changed.
         """
         for parameter, rows in self._rows.items():
-            rows.grad = None if parameter.grad is None else own_rows(parameter.grad)
+            rows.grad = None if parameter.grad is None else get_local_rows(parameter.grad)
         for parameter, first_step in self._first_steps.items():
             if steps_done < first_step:
                 parameter.grad = None
@@ -152,7 +159,7 @@ class Optimizers:
         for key, outline in moments.items():
             parameter, whole = known[key], self._wholes.get(known[key])
             tensor = (
-                read_tensor_rows(tensors, key, own_row_range(whole))
+                read_tensor_rows(tensors, key, get_local_row_range(whole))
                 if whole is not None and outline.ndim
                 else tensors[key]
             )

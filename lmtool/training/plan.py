@@ -23,7 +23,7 @@ from lmtool.recipe.spec.transformer import Transformer
 from lmtool.runs.load import LoadedModel
 from lmtool.runs.reference import Reference
 from lmtool.tasks.prepare import TaskTables, read_and_encode_tables
-from lmtool.training.data import TrainingData, prepare_text
+from lmtool.training.data import TrainingData, tokenize_training_text
 from lmtool.training.distillation import check_teacher, resolve_teacher
 from lmtool.training.job import TrainingJob
 from lmtool.training.length import set_steps_from_data
@@ -85,7 +85,7 @@ class TrainingPlan:
             report("reading", 0, 0)
             recipe, data = read_and_encode_tables(recipe, self.tables, tokenizer)
         else:
-            recipe, data = prepare_text(recipe, tokenizer, world or World(), report, self.text)
+            recipe, data = tokenize_training_text(recipe, tokenizer, world or World(), report, self.text)
         return RecipeWithDataAndModels(recipe, data, teacher, features)
 
     def prepare_job(self, compute: ExecutionContext, report: Progress) -> TrainingJob:

@@ -24,13 +24,13 @@ from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec
 from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.runs.directory import FEATURES
-from lmtool.runs.load import LoadedModel, MatchedVectors, load_run, load_trained_model
+from lmtool.runs.load import LoadedModel, PretrainedTokenVectors, load_run, load_trained_model
 from lmtool.runs.reference import Reference
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class RunVectors:
+class RunEmbeddings:
     """The embeddings of a run, by the names of its tokens. kind: kind of its tokenizer."""
 
     kind: str
@@ -43,7 +43,7 @@ class RunVectors:
         return int(self.table_VD.shape[1])
 
     @classmethod
-    def open(cls, reference: Reference) -> "RunVectors":
+    def open(cls, reference: Reference) -> "RunEmbeddings":
         """Reads the embeddings of a run. Raises CheckpointError for a damaged run, UsageError without embeddings."""
         loaded = load_run(reference, CPU)
         tokenizer = loaded.tokenizer
@@ -62,9 +62,9 @@ class VectorSource:
     """The opened vectors that `model.embeddings` of a recipe names."""
 
     name: str
-    vectors: VectorFile | RunVectors
+    vectors: VectorFile | RunEmbeddings
 
-    def match_vocabulary(self, tokenizer: Tokenizer, counts_V: NDArray[np.int64]) -> MatchedVectors:
+    def match_vocabulary(self, tokenizer: Tokenizer, counts_V: NDArray[np.int64]) -> PretrainedTokenVectors:
         """Finds the vectors of a tokenizer's entries. counts_V: counts of the training text, to report its coverage.
 
         A word without a vector takes that of its lower-cased form. Raises UsageError for a tokenizer of another kind
@@ -89,11 +89,11 @@ class VectorSource:
         if vectors.n_repeated:
             repeated = format_count(vectors.n_repeated, "word comes", "words come")
             line += f"; {repeated} again there, and the first vector counts"
-        return MatchedVectors(ids, torch.from_numpy(vectors.vectors_ND[list(row_of.values())]), line)
+        return PretrainedTokenVectors(ids, torch.from_numpy(vectors.vectors_ND[list(row_of.values())]), line)
 
     def check_tokenizer_kind(self, kind: str) -> None:
         """Raises UsageError unless the vectors are for tokens of this kind of tokenizer."""
-        expected = self.vectors.kind if isinstance(self.vectors, RunVectors) else "word"
+        expected = self.vectors.kind if isinstance(self.vectors, RunEmbeddings) else "word"
         if kind != expected:
             of = f"of the tokens of a {expected} tokenizer, not of a {kind} one"
             what = f"the vectors of {printable(self.name)} are {of}"
@@ -126,7 +126,7 @@ def embeddings_name(recipe: Recipe) -> str | None:
     return recipe.model.embeddings if isinstance(recipe.model, InitialEmbeddingsModelSpec) else None
 
 
-def _open_file_or_run_vectors(name: str) -> VectorFile | RunVectors:
+def _open_file_or_run_vectors(name: str) -> VectorFile | RunEmbeddings:
     if os.path.isfile(name):
         return VectorFile.open(Path(name))
     try:
@@ -136,7 +136,7 @@ def _open_file_or_run_vectors(name: str) -> VectorFile | RunVectors:
             raise
         what = f"there is no file and no run of word vectors called {name!r:.80}"
         raise DataError(what, where="model.embeddings", fix=error.fix) from error
-    return RunVectors.open(reference)
+    return RunEmbeddings.open(reference)
 
 
 def load_features_and_update_recipe(recipe: Recipe, base: Reference | None) -> tuple[Recipe, LoadedModel | None]:

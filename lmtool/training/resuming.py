@@ -32,8 +32,8 @@ from lmtool.storage.records import encode_json
 from lmtool.tasks.build import get_default_metric, get_row_kind
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
 from lmtool.training.checkpoint_manager import TrainingState
-from lmtool.training.data import TrainingData, prepare_text
-from lmtool.training.events import AlreadyFinished, Event, Info, Warn
+from lmtool.training.data import TrainingData, tokenize_training_text
+from lmtool.training.events import Event, Info, RunAlreadyFinished, Warn
 from lmtool.training.job import SessionOptions, TrainingJob
 from lmtool.training.plan import check_device_and_choose_sharding, check_same_inputs_in_all_processes, is_for_tables
 from lmtool.training.train import train_session
@@ -110,7 +110,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
                     run.remove_optimizer_states()
                 is_stale = state.is_stale(recipe.evaluation)
                 can_go_on = not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
-                yield AlreadyFinished(run.path, checkpoint.step, is_stale, can_go_on)
+                yield RunAlreadyFinished(run.path, checkpoint.step, is_stale, can_go_on)
 
 
 def _no_training_error(where: str) -> CheckpointError:
@@ -131,7 +131,7 @@ def _rebuild_job(
         tables = open_training_tables(recipe.data, get_row_kind(recipe.objective))
         read, data = read_and_encode_tables(recipe, tables, tokenizer, run.saved_split)
     else:
-        read, data = prepare_text(recipe, tokenizer, compute.world, report)
+        read, data = tokenize_training_text(recipe, tokenizer, compute.world, report)
     if data.fingerprint != run.info.fingerprints.data:
         what = "the run cannot be resumed: its training data have changed since it was started"
         where = ", ".join((*recipe.data.sources, *recipe.data.valid))

@@ -15,7 +15,7 @@ from torch import Tensor
 from lmtool.compute.device import ExecutionContext
 from lmtool.compute.fsdp import ShardedModel
 from lmtool.compute.kernels import ops
-from lmtool.compute.shards import ShardedBuild
+from lmtool.compute.shards import ShardNewParameters
 from lmtool.data.order import sample_numbers_for_rank
 from lmtool.errors import LmtoolError, NumericalError
 from lmtool.evaluation.loop import ValidationResult
@@ -29,7 +29,7 @@ from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
 from lmtool.runs.checkpoint import Checkpoint
 from lmtool.runs.directory import PROFILE, Run
-from lmtool.runs.interpolation import replace_saved_ngrams
+from lmtool.runs.interpolation import replace_saved_ngram_model
 from lmtool.runs.load import load_weights
 from lmtool.runs.uncertainty import CROSS_VALIDATION, HELD_OUT_QUARTER, N_FOLDS, are_indistinguishable_scores
 from lmtool.storage.records import replace_nonfinite
@@ -38,17 +38,17 @@ from lmtool.tasks.results import Results
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.comparison import BitsPerByteResults
-from lmtool.training.compiling import compile_or_warn_, should_compile
+from lmtool.training.compiling import compile_or_return_warning_, should_compile
 from lmtool.training.data import TextData
 from lmtool.training.distillation import add_distillation_loss
 from lmtool.training.events import (
-    Ended,
     EndReason,
     Event,
-    FitStarted,
     Info,
-    Stepped,
-    StepsChanged,
+    StepCompleted,
+    StepCountChanged,
+    TrainingEnded,
+    TrainingStarted,
     Warn,
 )
 from lmtool.training.fit import (
@@ -65,7 +65,7 @@ from lmtool.training.length import RunLengthController, fix_steps_and_intervals,
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.profiling import StepTracer
 from lmtool.training.samples import choose_sample_prompts, generate_and_log_samples
-from lmtool.training.schedule import warn_of_tiny_inverse_sqrt_rate
+from lmtool.training.schedule import tiny_inverse_sqrt_rate_warning
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 
 N_RISING_VALIDATIONS, RISING_RATIO = 2, 1.005
@@ -110,7 +110,7 @@ class TrainingSession:
         self.last_step = 0 if checkpoint is None else checkpoint.step
         # shards move to the device layer by layer, and word vectors are put into a whole table
         device = replace(compute, device=torch.device("cpu")) if world.sharded else compute
-        shards = ShardedBuild(world.rank, world.size) if world.sharded and job.vectors is None else None
+        shards = ShardNewParameters(world.rank, world.size) if world.sharded and job.vectors is None else None
         self.lm, self.objective, notice = replace(job, recipe=recipe).build_model(device, shards)
         distilled = add_distillation_loss(self.objective, recipe, data.prompt_format.tokenizer, job.teacher, compute)
         self.sharding = ShardedModel(self.lm, LossModule(self.lm, distilled), compute) if world.sharded else None
@@ -124,7 +124,7 @@ class TrainingSession:
                 "without model.causal_mask the decoder sees what it predicts: its losses measure nothing"
             )
         if checkpoint is None:
-            self.warnings += filter(None, (notice, warn_of_tiny_inverse_sqrt_rate(recipe)))
+            self.warnings += filter(None, (notice, tiny_inverse_sqrt_rate_warning(recipe)))
         else:
             self._restore_optimizer_and_states(checkpoint)
         setup = _describe_numerical_setup(recipe, compute)
@@ -138,15 +138,15 @@ class TrainingSession:
 
     def run(self) -> Iterator[Event]:
         """Runs the steps up to the last one, or to a reason to end before. See `events`."""
-        self.examples = self.data.examples(self.objective)
-        yield self.describe_fit()
+        self.examples = self.data.make_examples(self.objective)
+        yield self.make_training_started_event()
         if should_compile(self.recipe, self.compute) and self.last_step < self.recipe.training.steps:
             samples = sample_numbers_for_rank(self.last_step, self.recipe.training.batch_size)[:1]
             batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
-            if warning := compile_or_warn_(self.lm, batch, self.compute):
+            if warning := compile_or_return_warning_(self.lm, batch, self.compute):
                 yield Warn(warning)
         if self.state.pending is not None:  # the last session saved its last step, and ended before this
-            yield from self._validate_pending_step(None)
+            yield from self._validate_and_log_pending_step(None)
         trace_path = None
         if self.profiles:
             run, world = self.manager.run, self.compute.world
@@ -177,7 +177,7 @@ class TrainingSession:
             }
         self.trainable.optimizers.load_state(tensors, checkpoint.step, where)
 
-    def describe_fit(self) -> FitStarted:
+    def make_training_started_event(self) -> TrainingStarted:
         """Describes the model, the length of the run and the device."""
         recipe, world = self.recipe, self.compute.world
         steps = None if self.length.minutes is not None else recipe.training.steps
@@ -186,7 +186,7 @@ class TrainingSession:
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.lm.parameters()]
         fits = isinstance(recipe.optimizer, Lbfgs)
         processes = f", {world.size} processes" if world.size > 1 else ""
-        return FitStarted(
+        return TrainingStarted(
             parameters=sum(size for size, _ in sizes),
             learning=sum(size for size, learns in sizes if learns),
             unit=self.data.unit,
@@ -246,11 +246,11 @@ class TrainingSession:
             yield from self._time_first_steps_and_set_length(step)
             if self._reaches_stop_fraction(step.step):
                 # by the length as it is now known
-                yield from self._revise_steps(started_at)
+                yield from self._revise_number_of_steps_by_speed(started_at)
                 step = replace(step, stop=step.stop or self._reaches_stop_fraction(step.step))
             yield from self._log_save_and_validate(step)
             if self.end_reason is None and is_validation_step(self.recipe, self.last_step):
-                yield from self._revise_steps(started_at)
+                yield from self._revise_number_of_steps_by_speed(started_at)
             if self.recipe is not recipe:
                 stepping.close()
                 stepping = self._iterate_steps()
@@ -273,7 +273,7 @@ class TrainingSession:
         if self.length.durations is not None:
             yield self.length.estimate_duration(self.recipe, step.step, self.examples.per_epoch)
 
-    def _revise_steps(self, started_at: float) -> Iterator[Event]:
+    def _revise_number_of_steps_by_speed(self, started_at: float) -> Iterator[Event]:
         """Revises the number of steps of a run with a time limit by the speed so far.
 
         started_at: when the steps of this session started, by time.perf_counter.
@@ -287,7 +287,7 @@ class TrainingSession:
         self.recipe = recipe
         self.state.recipe = recipe.model_dump(mode="json")
         yield from self.manager.write_recipe(recipe)
-        yield StepsChanged(recipe.training.steps, why)
+        yield StepCountChanged(recipe.training.steps, why)
 
     def _iterate_steps(self) -> Generator[CompletedStep]:
         """Returns an iterator of the steps after the last one."""
@@ -313,7 +313,7 @@ class TrainingSession:
         if not is_validated:
             yield from self.manager.log_metrics(record)
             if self.end_reason != "interrupted":
-                yield Stepped(step, None, False)
+                yield StepCompleted(step, None, False)
         if is_checkpoint_step(recipe, step.step) or self.end_reason == "interrupted":
             moments = self.trainable.optimizers.state_tensors()
             moments |= {} if step.carried_state is None else truncated_bptt.state_to_tensors(step.carried_state)
@@ -321,7 +321,7 @@ class TrainingSession:
                 state.stream = self.examples.stream_positions_before(step.step * recipe.training.batch_size)
             yield from self.manager.save_checkpoint(step.step, self.lm, moments, state)
         if is_validated:
-            yield from self._validate_pending_step(step)
+            yield from self._validate_and_log_pending_step(step)
             if self.end_reason is None and not is_last and state.is_stale(recipe.evaluation):
                 self.end_reason = "early"
             if self.end_reason is None and not is_last and self.stops_below_baseline:
@@ -329,13 +329,13 @@ class TrainingSession:
         elif self.end_reason == "interrupted":
             with self.evaluation_context() as compute:
                 self.validation_at_interruption = self.data.validate(self.lm, self.objective, compute)
-            yield Stepped(
+            yield StepCompleted(
                 step,
                 self.validation_at_interruption,
                 state.is_better(self.validation_at_interruption, recipe.evaluation.metric),
             )
 
-    def _validate_pending_step(self, step: CompletedStep | None) -> Iterator[Event]:
+    def _validate_and_log_pending_step(self, step: CompletedStep | None) -> Iterator[Event]:
         """Validates the step whose record is pending, logs it, and writes samples.
 
         step: None if an earlier session took it.
@@ -352,12 +352,12 @@ class TrainingSession:
         is_best = state.update_best(number, validation, evaluation.metric)
         norms: dict[str, object] = {}
         if evaluation.gradient_norms and isinstance(self.data, TextData):
-            norms["gradient_norms"] = self.data.compute_gradient_norms_by_lag(self.lm)
+            norms["gradient_norms"] = self.data.compute_validation_gradient_norms(self.lm)
         # metrics of rows that are trained on tell nothing
         metrics = dict(validation.metrics) if self.data.holds_out else {}
         yield from self.manager.log_metrics(record | {"valid_loss": validation.loss} | metrics | norms)
         if step is not None:
-            yield Stepped(step, validation, is_best)
+            yield StepCompleted(step, validation, is_best)
         yield from self._warn_of_bad_validation(number, validation, best)
         if self.prompts:
             with self.gathered():
@@ -440,7 +440,7 @@ class TrainingSession:
         is_overfitted = self.data.unit == "token" and not is_stopped and state.stale >= N_RISING_VALIDATIONS
         dropout = ["more model.dropout"] if "dropout" in type(recipe.model).model_fields else []
         remedies = ("more text", *dropout, "fewer passes") if is_overfitted else ()
-        yield Ended(reason, self.last_step, *best, metric, remedies)
+        yield TrainingEnded(reason, self.last_step, *best, metric, remedies)
         if is_stopped:
             return
         if self.data.is_measured:
@@ -459,18 +459,18 @@ class TrainingSession:
             try:
                 of_folds = yield from self._train_and_score_folds(self.data, named, checkpoint.step)
             except ScoringStopped:
-                yield Ended("interrupted", self.last_step, None, None, self.recipe.evaluation.metric)
+                yield TrainingEnded("interrupted", self.last_step, None, None, self.recipe.evaluation.metric)
                 return
         load_weights(self.lm, checkpoint)
         with self.evaluation_context(self.objective.scores_text_in_one_pass) as compute:
-            results = self.data.measure(self.lm, self.objective, checkpoint.step, compute)
+            results = self.data.compute_results(self.lm, self.objective, checkpoint.step, compute)
         measured = {result.task for result in results if isinstance(result, Results)}
         results = [*(result for result in of_folds if result.task not in measured), *results]
         if run is not None and isinstance(self.data, TextData):
             kept = next((result.interpolation for result in results if isinstance(result, BitsPerByteResults)), None)
-            replace_saved_ngrams(run, self.recipe, self.data.prompt_format.tokenizer, kept.ngram if kept else None)
+            replace_saved_ngram_model(run, self.recipe, self.data.prompt_format.tokenizer, kept.ngram if kept else None)
         if run is not None and results:
-            records = [result.record() for result in results]
+            records = [result.to_record() for result in results]
             is_one = len(records) == 1
             run.write_results(records[0] if is_one else {"tasks": {record["task"]: record for record in records}})
             for result in results:
@@ -495,7 +495,7 @@ class TrainingSession:
         try:
             job = replace(rewind_job(run, self.job), recipe=self.recipe)  # of as many steps as this run
             folds = train_folds(job, data, step, self.should_stop)
-            results = data.measure_folds(folds, part, step)
+            results = data.compute_fold_results(folds, part, step)
         except LmtoolError as error:
             yield Warn(f"{NO_SCORE}: {error.what}")
         else:

@@ -23,7 +23,7 @@ from lmtool.storage.records import encode_json
 from lmtool.tasks.baseline import Baseline
 from lmtool.tasks.data import TableData
 from lmtool.training.checkpoint_manager import CheckpointManager
-from lmtool.training.events import Event, Info, Started, Warn
+from lmtool.training.events import Event, Info, RunStarted, Warn
 from lmtool.training.fit import is_checkpoint_step
 from lmtool.training.job import SessionOptions, TrainingJob
 from lmtool.training.plan import TrainingPlan, check_device_and_choose_sharding
@@ -112,7 +112,7 @@ def train_session(
             if checkpoint is not None:
                 run.replace_recipe(dump_yaml(recipe))
             yield from map(Warn, damaged)
-            yield Started(run.path, run.name, recipe, data.prompt_format.tokenizer, job.lines, tuple(changes))
+            yield RunStarted(run.path, run.name, recipe, data.prompt_format.tokenizer, job.lines, tuple(changes))
             yield from _measure_or_read_baselines(run, job)
         yield from map(Warn, job.warnings)
         manager = CheckpointManager(run, recipe.checkpoint, thread, checkpoint, interrupted_step, peers)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.data.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, derive_seed, permute
+from lmtool.data.order import LaneOrder, MixtureOrder, RandomOffsetWindows, SampleOrder, derive_seed, permute
 from lmtool.data.store import TokenStore
 from lmtool.errors import DataError
 from lmtool.objective import Example, TextCutSettings
@@ -62,7 +62,7 @@ class _Window:
 
 
 @dataclass(frozen=True)
-class _StreamCutter(StreamWindows):
+class _StreamCutter(RandomOffsetWindows):
     """Cuts windows out of the concatenated text, across the ends of documents."""
 
     length: int
@@ -88,7 +88,7 @@ class _DocumentPacker:
         self.n_items = max(1, store.n_documents // self._per_row)
 
     @staticmethod
-    def is_suitable(store: TokenStore, cut: TextCutSettings) -> bool:
+    def should_pack(store: TokenStore, cut: TextCutSettings) -> bool:
         """Whether a row holds two documents or more, and almost all tokens are in documents that fit into a row."""
         if len(store) < cut.length or 2 * len(store) > cut.stride * store.n_documents:
             return False
@@ -215,7 +215,7 @@ class Windows:
         self._cutter: _SentencePairCutter | _StreamCutter | _DocumentPacker
         if cut.unit != "stream":
             self._cutter = _SentencePairCutter(store, cut, seed, special_ids)
-        elif isolated and _DocumentPacker.is_suitable(store, cut):
+        elif isolated and _DocumentPacker.should_pack(store, cut):
             self._cutter = _DocumentPacker(store, cut, seed)
         else:
             self._cutter = _StreamCutter(len(store), cut.stride, seed, cut.length)

@@ -136,7 +136,7 @@ def test_labels_that_may_be_wrong_are_shown_and_set_right(
     wrong = "the old cat here"
     for i, (_, (label,)) in enumerate(served.labelling.table.rows):
         served.labelling.save_answer_and_assign_next("x", i, 0, ["fruit" if label == wrong else TRUTH[label]])
-    served.labelling.learn_from_answers()
+    served.labelling.update_queue_and_estimates()
     page = served._chromium.new_page()
     page.goto(f"{served.address}/#{KEY}")
     page.locator("#wrong:not([hidden])").wait_for()

@@ -15,7 +15,16 @@ from lmtool.cli.progress import Display
 from lmtool.evaluation.loop import ValidationResult
 from lmtool.recipe.load import load
 from lmtool.training.comparison import BitsPerByteResults
-from lmtool.training.events import AlreadyFinished, DurationEstimate, Ended, FitStarted, Sampled, Started, Stepped, Warn
+from lmtool.training.events import (
+    DurationEstimate,
+    RunAlreadyFinished,
+    RunStarted,
+    SamplesGenerated,
+    StepCompleted,
+    TrainingEnded,
+    TrainingStarted,
+    Warn,
+)
 from lmtool.training.fit import CompletedStep
 
 NASTY = "[red]a[/red] :smile: \x1b[31m\x07\nb"
@@ -57,14 +66,14 @@ def stderr(monkeypatch: pytest.MonkeyPatch) -> PutStream:
 
 def started(
     data: tuple[str, ...] = ("text: 3 documents, 5,000 tokens",), asked: int = 300, changes: tuple[str, ...] = ()
-) -> Started:
+) -> RunStarted:
     tokenizer: Any = SimpleNamespace(kind="bpe", vocab_size=300)
     recipe = load("tiny", [f"tokenizer.vocab_size={asked}"]).recipe
-    return Started(Path("runs/one"), "tiny", recipe, tokenizer, data, changes)
+    return RunStarted(Path("runs/one"), "tiny", recipe, tokenizer, data, changes)
 
 
-def plan(first_step: int = 0, steps: int = 10, warmup_steps: int = 0) -> FitStarted:
-    return FitStarted(
+def plan(first_step: int = 0, steps: int = 10, warmup_steps: int = 0) -> TrainingStarted:
+    return TrainingStarted(
         parameters=12345,
         learning=12345,
         unit="token",
@@ -80,7 +89,7 @@ def plan(first_step: int = 0, steps: int = 10, warmup_steps: int = 0) -> FitStar
     )
 
 
-def stepped(number: int, valid_loss: float | None = None, is_best: bool = False, seconds: float = 0.5) -> Stepped:
+def stepped(number: int, valid_loss: float | None = None, is_best: bool = False, seconds: float = 0.5) -> StepCompleted:
     step = CompletedStep(
         step=number,
         loss=2.5,
@@ -92,7 +101,7 @@ def stepped(number: int, valid_loss: float | None = None, is_best: bool = False,
         micro_batch=8,
         stop=False,
     )
-    return Stepped(step, None if valid_loss is None else ValidationResult(valid_loss), is_best)
+    return StepCompleted(step, None if valid_loss is None else ValidationResult(valid_loss), is_best)
 
 
 STORY = [
@@ -100,11 +109,11 @@ STORY = [
     plan(),
     stepped(1),
     stepped(2, valid_loss=2.25, is_best=True),
-    Sampled(2, NASTY, NASTY),
-    Sampled(2, "one", "two"),
+    SamplesGenerated(2, NASTY, NASTY),
+    SamplesGenerated(2, "one", "two"),
     Warn(NASTY),
     stepped(3),
-    Ended("finished", 10, 2, 2.25, "loss"),
+    TrainingEnded("finished", 10, 2, 2.25, "loss"),
 ]
 
 
@@ -266,7 +275,7 @@ def test_work_before_training_has_a_bar_too(stderr: PutStream) -> None:
 
 def test_quiet_leaves_warnings(stderr: PutStream) -> None:
     stream = stderr(80)
-    tell([*STORY, AlreadyFinished(Path("runs/one"), 10, early=False)], quiet=True)
+    tell([*STORY, RunAlreadyFinished(Path("runs/one"), 10, early=False)], quiet=True)
     assert stream.getvalue().splitlines() == [
         f"warning: {SHOWN}\\nb",
         "finished: runs/one has completed all 10 steps",
@@ -299,14 +308,23 @@ def test_a_process_that_only_computes_says_nothing(stderr: PutStream) -> None:
             "2:10 more here, at 5,300 tokens/s, padding included; less",
         ),
         (DurationEstimate(130, 5300.4, "pair", 9, None, 12.5), "at 5,300 pairs/s\nless than one pass over the data"),
-        (AlreadyFinished(Path("a b"), 10, early=True), "  lmtool resume 'a b' -s evaluation.patience=+5 trains longer"),
-        (Ended("early", 5, 2, 1.5, "loss"), "stopped early at step 5 after 0:00: validation did not improve; best"),
         (
-            Ended("finished", 5, 2, 1.5, "loss", ("more text", "fewer passes")),
+            RunAlreadyFinished(Path("a b"), 10, early=True),
+            "  lmtool resume 'a b' -s evaluation.patience=+5 trains longer",
+        ),
+        (
+            TrainingEnded("early", 5, 2, 1.5, "loss"),
+            "stopped early at step 5 after 0:00: validation did not improve; best",
+        ),
+        (
+            TrainingEnded("finished", 5, 2, 1.5, "loss", ("more text", "fewer passes")),
             "finished at step 5 after 0:00; best valid loss 1.5000 at step 2; trained on the same text for too long: "
             "more text or fewer passes would help",
         ),
-        (Ended("interrupted", 5, None, None, "loss"), "interrupted and saved at step 5; lmtool resume continues"),
+        (
+            TrainingEnded("interrupted", 5, None, None, "loss"),
+            "interrupted and saved at step 5; lmtool resume continues",
+        ),
     ],
 )
 def test_single_lines(stderr: PutStream, event: Any, line: str) -> None:

@@ -83,7 +83,7 @@ def test_a_share_of_the_steps_is_that_of_the_length_as_revised(
 ) -> None:
     monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.0)
     monkeypatch.setattr(length.MeasuredDurations, "count_steps_within", lambda *_: 12 - length.MIN_PROBE_STEPS)
-    monkeypatch.setattr(length, "steps_by_deadline", lambda *_: 24)
+    monkeypatch.setattr(length, "count_steps_by_deadline", lambda *_: 24)
     lmtool.succeeds(*pretraining(work, "training.minutes=1"), "--until", "0.5")
     assert list_checkpoints(work.run() / "checkpoints")[-1][0] == 12
     assert Run.open(work.run()).state == "stopped"

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from lmtool.compute.shards import ShardedBuild, is_sharded, own_row_range, own_rows, select_own_tensors
+from lmtool.compute.shards import (
+    ShardNewParameters,
+    get_local_row_range,
+    get_local_rows,
+    is_sharded,
+    select_own_tensors,
+)
 from lmtool.model import build
 from lmtool.model.heads import Classifier, SpanReader, Tagger
 from lmtool.model.lora import add_adapters_and_freeze_
@@ -28,7 +34,7 @@ def assert_rows_of(whole: nn.Module, make: Callable[[], nn.Module]) -> None:
     n_rows: Counter[str] = Counter()
     for rank in range(SIZE):
         torch.manual_seed(3)
-        with ShardedBuild(rank, SIZE):
+        with ShardNewParameters(rank, SIZE):
             shared = make()
         after = torch.rand(1)
         torch.manual_seed(3)
@@ -36,10 +42,10 @@ def assert_rows_of(whole: nn.Module, make: Callable[[], nn.Module]) -> None:
         assert torch.equal(after, torch.rand(1)), "as many random numbers are drawn"
         assert [name for name, _ in shared.named_parameters()] == list(expected)
         for name, parameter in shared.named_parameters():
-            own = expected[name][own_row_range(parameter)] if is_sharded(parameter) else expected[name]
-            assert torch.equal(own_rows(parameter), own), name
+            own = expected[name][get_local_row_range(parameter)] if is_sharded(parameter) else expected[name]
+            assert torch.equal(get_local_rows(parameter), own), name
             if is_sharded(parameter):
-                n_rows[name] += len(own_rows(parameter))
+                n_rows[name] += len(get_local_rows(parameter))
             assert parameter.shape == expected[name].shape
             assert parameter.is_meta == is_sharded(parameter)
             assert parameter.requires_grad == expected[name].requires_grad
@@ -99,7 +105,7 @@ def test_adapters_are_whole() -> None:
     spec, lora = tiny.spec(), Lora(rank=2)
     torch.manual_seed(3)
     whole = build(spec, tiny.VOCAB)
-    with ShardedBuild(1, SIZE):
+    with ShardNewParameters(1, SIZE):
         shared = build(spec, tiny.VOCAB)
     for one in (whole, shared):
         torch.manual_seed(4)

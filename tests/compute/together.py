@@ -116,7 +116,7 @@ class _Local:
         patch.setattr(job, "build_for_training", build_for_training)
         for module in (session, load):
             patch.setattr(module, "ShardedModel", partial(Shared, self))
-            patch.setattr(module, "ShardedBuild", lambda *_: None)
+            patch.setattr(module, "ShardNewParameters", lambda *_: None)
 
     def _enter(self, *what: Hashable, value: Any = None) -> list[Any]:
         return self.meeting.enter(self.rank(), what, value)

@@ -263,7 +263,7 @@ def test_processes_measure_and_embed_texts_as_one_does(
     text.write_text("".join(f"{line} a\n" for line in texts(lines)), encoding="utf-8")
 
     def measured(_: World) -> dict[str, object]:
-        return measure_perplexity(run, [str(text)], device="cpu").record()
+        return measure_perplexity(run, [str(text)], device="cpu").to_record()
 
     def embedded(_: World) -> list[list[float]]:
         found = embed(load_run(run), iter(texts(lines)), -1, "mean", truncate=True)
@@ -290,7 +290,7 @@ def test_processes_share_prompts_and_have_the_same_figures(work: Work, monkeypat
         tokens: list[int] = []
         prompting = PromptTemplate("{text}:", calibrate=True)
         found = evaluate_prompts(loaded, str(rows), prompting, report=lambda _, __, total: tokens.append(total))
-        return found.record(), max(tokens, default=0)
+        return found.to_record(), max(tokens, default=0)
 
     expected, whole = prompted(World())
     told, _ = meet(monkeypatch, SIZE, prompted)

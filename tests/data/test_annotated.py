@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.data.table import RowError, SkippedRows, Table, format_csv_or_conll_rows, open_table
+from lmtool.data.table import RowError, SkippedRowCounts, Table, format_csv_or_conll_rows, open_table
 from lmtool.errors import DataError
 
 TAGGED = "-DOCSTART- -X- O\n\nOtto NNP B-PER\nran VBD O\n\n\n# NN O\n"
@@ -54,7 +54,7 @@ def test_a_bad_sentence_is_refused_where_it_is_or_skipped(
     with pytest.raises(RowError) as caught:
         list(table.rows())
     assert caught.value.where == f"{tmp_path / 'a.conll'}:{where}"
-    skipped = SkippedRows()
+    skipped = SkippedRowCounts()
     assert [row.number for row in table.rows(skipped)] == good
     assert skipped.kinds == {kind: 1}
 

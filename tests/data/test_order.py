@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from lmtool.data.order import (
     LaneOrder,
     MixtureOrder,
+    RandomOffsetWindows,
     SampleOrder,
-    StreamWindows,
     derive_seed,
     permute,
     sample_numbers_for_rank,
@@ -123,7 +123,7 @@ def test_ranks_share_the_same_batch(step: int, batch_size: int, n_ranks: int) ->
 @given(st.integers(1, 30), st.integers(1, 400), st.integers(0, 3))
 def test_windows_lie_in_the_stream_and_do_not_overlap(context: int, more: int, seed: int) -> None:
     n_tokens = context + more
-    windows = StreamWindows(n_tokens, context, seed)
+    windows = RandomOffsetWindows(n_tokens, context, seed)
     n = windows.n_items
     assert n == max(1, (n_tokens - context) // context)
     for epoch in range(5):
@@ -137,9 +137,9 @@ def test_windows_lie_in_the_stream_and_do_not_overlap(context: int, more: int, s
 def test_phases_are_uniform_over_what_fits(n_tokens: int, n_phases: int) -> None:
     if not n_phases:
         with pytest.raises(DataError):
-            StreamWindows(n_tokens, 16, seed=0)
+            RandomOffsetWindows(n_tokens, 16, seed=0)
         return
-    windows = StreamWindows(n_tokens, 16, seed=5)
+    windows = RandomOffsetWindows(n_tokens, 16, seed=5)
     phases = np.array([windows.phase(epoch) for epoch in range(4000)])
     assert phases.max() == n_phases - 1
     assert n_phases == 1 or chi_square_is_plausible(np.bincount(phases, minlength=n_phases))

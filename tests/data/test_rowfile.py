@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from lmtool.data.corpus import open_corpus
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints
-from lmtool.data.files import READ_BYTES, infer_format
+from lmtool.data.files import READ_BYTES, infer_format_suffix
 from lmtool.data.hub import download_dataset
 from lmtool.data.rowfile import open_row_file
-from lmtool.data.table import SkippedRows, open_table
+from lmtool.data.table import SkippedRowCounts, open_table
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.reading import read_labelled_table
@@ -150,10 +150,10 @@ def test_several_objects_on_lines_are_read_as_such_whatever_the_name_says(before
     path = tmp_path / "a.json"
     path.write_text(before + json_lines(CELLS).decode())
     assert table_cells(path) == CELLS
-    assert infer_format(path) == ".jsonl"
+    assert infer_format_suffix(path) == ".jsonl"
     for content in '{"text": "a"}', "[1, 2]", '["text"]', "3":  # which may be anything, for a corpus a text
         path.write_text(content)
-        assert infer_format(path) == ".txt"
+        assert infer_format_suffix(path) == ".txt"
         assert corpus_cells(path) == [content]
         with pytest.raises(DataError):
             open_table(str(path))
@@ -175,7 +175,7 @@ def test_faults_of_a_list_are_at_their_lines(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         table_cells(path)
     assert caught.value.where.startswith(f"{path}:4, row 2")
-    skipped = SkippedRows()
+    skipped = SkippedRowCounts()
     assert [row.values for row in open_table(str(path)).rows(skipped)] == [("a",), ("d",)]
     assert skipped.kinds == {"duplicate key": 1}
     path.write_text('[{"text": "a"},\n{"text":\n"b" "c"}]')

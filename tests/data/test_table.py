@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, Dialect, parse_records
 from lmtool.data.files import READ_BYTES, iterate_lines, read_whole_line_blocks
-from lmtool.data.table import RowError, SkippedRows, Table, open_table
+from lmtool.data.table import RowError, SkippedRowCounts, Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 from tests.support.errors import refuses
@@ -26,7 +26,7 @@ def open_at(path: Path, content: str | bytes, field_limit: int = MAX_FIELD_CHARA
     return open_table(str(path), Data(**reading), field_limit=field_limit)
 
 
-def values(table: Table, skipped: SkippedRows | None = None) -> list[tuple[Any, ...]]:
+def values(table: Table, skipped: SkippedRowCounts | None = None) -> list[tuple[Any, ...]]:
     return [row.values for row in table.rows(skipped)]
 
 
@@ -291,13 +291,13 @@ def test_bad_rows_are_refused_where_they_are_or_skipped(
         list(table.rows())
     assert (caught.value.kind, place(caught.value)) == (kind, where)
     assert "--skip-bad-rows" in caught.value.fix
-    skipped = SkippedRows(rows={})
+    skipped = SkippedRowCounts(rows={})
     rows = [row for row in table.rows(skipped) if row.values[0] not in ("", "b" * 99)]
     assert [row.values for row in rows] == good
     assert skipped.kinds[kind] == 1
     assert skipped.rows is not None
     assert skipped.rows[caught.value.row] == kind
-    assert table.n_rows == skipped.count + len(values(table, SkippedRows()))
+    assert table.n_rows == skipped.count + len(values(table, SkippedRowCounts()))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_memory_is_bounded(content: str, tmp_path: Path) -> None:
     """Of rows, of one line without an end, and of a quote that is never closed."""
     table = open_at(tmp_path / "a.csv", "text,label\n" + content, field_limit=10_000)
     tracemalloc.start()
-    for count, _ in enumerate(table.rows(SkippedRows())):
+    for count, _ in enumerate(table.rows(SkippedRowCounts())):
         if count > 20_000:
             break
     peak = tracemalloc.get_traced_memory()[1]

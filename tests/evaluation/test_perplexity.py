@@ -152,7 +152,7 @@ def test_processes_share_a_text_that_is_measured(
     found = together(monkeypatch, size, partial(measuring.evaluate, 3))
     assert len(set(found)) == 1
     assert found[0].nats == pytest.approx(alone.nats, rel=1e-6)
-    assert found[0].record() == pytest.approx(alone.record(), rel=1e-5)
+    assert found[0].to_record() == pytest.approx(alone.to_record(), rel=1e-5)
 
 
 @pytest.mark.parametrize("split", ["document", "slice"])

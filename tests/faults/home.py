@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmtool.runs.checkpoint import list_checkpoints, verify_checkpoint
+from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
 from lmtool.runs.directory import Run
 from tests.faults.commands import Begun, Outcome, begin, lmtool
 from tests.faults.watching import Kill, Record
@@ -183,7 +183,7 @@ def resumed(home: Path, job: Job) -> list[str]:
     """Resume a run, or begin it again where it was not yet one, or had no checkpoint."""
     run = home / NEW
     for step, path in list_checkpoints(run / "checkpoints"):
-        if verify_checkpoint(path).step != step:
+        if open_and_verify_checkpoint(path).step != step:
             return [f"{path.name} holds another step"]
     if list_checkpoints(run / "checkpoints") and (run / "run.json").exists():
         outcomes = job.run(home, words=("resume", NEW, "-q"))
@@ -227,7 +227,7 @@ def of_run(name: str) -> Callable[[Path], Remains]:
 def of_import(home: Path) -> Remains:
     """All results of an imported run."""
     checkpoint = home / NEW / "checkpoints" / "step-000000"
-    verify_checkpoint(checkpoint)
+    open_and_verify_checkpoint(checkpoint)
     files = [checkpoint / "model.safetensors", checkpoint / "state.json"]
     files += [home / NEW / name for name in ("recipe.yaml", "tokenizer.json", "tokenizer_config.json")]
     return digests({file.name: file.read_bytes() for file in files if file.exists()})

@@ -17,7 +17,7 @@ from lmtool.generation.generate import TextGenerator, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.prefix_cache import BLOCK_TOKENS
 from lmtool.interop.importing import import_to_cache
-from lmtool.runs.load import LoadedModel, load_merged_and_packed, load_run
+from lmtool.runs.load import LoadedModel, load_for_inference, load_run
 from lmtool.tasks.cells import parse_messages
 from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.prompt_format import Prompt
@@ -144,7 +144,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("family", nightly_but(FAMILIES, "decoder", "lstm"))
 def test_a_model_trained_here_reads_questions_and_answers_between_its_marks(work: Work, family: str) -> None:
     work.pretrain(*FAMILIES[family], "training.steps=1")
-    loaded = load_merged_and_packed(str(work.run()))
+    loaded = load_for_inference(str(work.run()))
     t = loaded.tokenizer
     settings = SamplingParams(max_new_tokens=20, min_new_tokens=5, seed=7)
     conversation = Conversation(TextGenerator(loaded), settings)

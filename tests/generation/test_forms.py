@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import UsageError
 from lmtool.generation import constrained, engine
-from lmtool.generation.constrained import check_and_start_form
+from lmtool.generation.constrained import check_form_and_create_state
 from lmtool.generation.drafts import ModelDraft, NGramDraft
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import complete
@@ -155,7 +155,7 @@ def test_what_may_follow_is_what_some_match_goes_on_with(pattern):
     tokenizer, longest, most = tokenizer_of("char"), 3, 6
     letters = {letter: tokenizer.encode(letter)[0] for letter in "abc"}
     every = matches(pattern, most)
-    state = check_and_start_form(TextForm("regex", pattern), tokenizer)
+    state = check_form_and_create_state(TextForm("regex", pattern), tokenizer)
     for n in range(longest + 1):
         for text in map("".join, itertools.product("abc", repeat=n)):
             here, alive = state, True
@@ -274,7 +274,7 @@ DRAFTS = [None, NGramDraft(), ModelDraft(HistoryModel(330))]
 @settings(max_examples=examples(40, 1000), deadline=None)
 def test_whatever_length_is_left_the_answer_validates(schema, seed, draft):
     form = TextForm("json-schema", json.dumps(schema), complete=True)
-    n = len(check_and_start_form(form, tokenizer_of("bpe")).closing_tokens) + seed % 40
+    n = len(check_form_and_create_state(form, tokenizer_of("bpe")).closing_tokens) + seed % 40
     (one,) = written(form, strategy="sample", seed=seed, max_new_tokens=max(1, n), temperature=2.0, draft=draft)
     jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(one.text))
 
@@ -298,7 +298,7 @@ def test_what_may_go_on_ends_in_time(ends):
 
 @pytest.mark.parametrize("form", [*FORMS, TextForm("regex", "a( a)*")], ids=lambda form: form.source[:9])
 def test_closing_tokens_complete_the_form_and_there_are_none_where_it_may_end(form):
-    state, chance = check_and_start_form(form, tokenizer_of("char")), random.Random(1)
+    state, chance = check_form_and_create_state(form, tokenizer_of("char")), random.Random(1)
     for _ in range(20):
         closed = state
         for token in state.closing_tokens:

@@ -85,9 +85,9 @@ def test_the_states_in_every_precision(family: str, precision: str) -> None:
 
 def test_other_parts_and_weights_that_may_change_are_computed_as_before() -> None:
     for family in sorted(OTHERS):
-        assert NativeLayers.from_model(packed(family)) is None, family
+        assert NativeLayers.from_model_if_supported(packed(family)) is None, family
     for family in ("gpt2", "lstm"):
-        assert NativeLayers.from_model(tiny.model(dtype=torch.float32, **FAMILIES[family])) is None
+        assert NativeLayers.from_model_if_supported(tiny.model(dtype=torch.float32, **FAMILIES[family])) is None
 
 
 STRATEGIES = [SamplingParams("greedy", max_new_tokens=40), SamplingParams(max_new_tokens=40, top_k=5)]
@@ -110,7 +110,7 @@ def test_a_text_by_kernels_is_that_of_the_model(monkeypatch: pytest.MonkeyPatch,
         return sorted((event.request, event.id) for event in texts)
 
     found = [written(1), written(2)]
-    monkeypatch.setattr(module.NativeLayers, "from_model", lambda model: None)
+    monkeypatch.setattr(module.NativeLayers, "from_model_if_supported", lambda model: None)
     assert found == [written(1), written(2)]
 
 
@@ -133,7 +133,7 @@ def test_without_kernels_the_model_steps(monkeypatch: pytest.MonkeyPatch, caplog
             patch.setenv(name, value)
             patch.delenv("CC", raising=False)
             assert build.load_kernels() is None
-            assert NativeLayers.from_model(packed("gpt2")) is None
+            assert NativeLayers.from_model_if_supported(packed("gpt2")) is None
             assert told in caplog.text
     build.load_kernels.cache_clear()
 

@@ -17,7 +17,7 @@ from lmtool.recipe.spec.text import BpeTokenizer, TokenizerSpec, WordPieceTokeni
 from lmtool.runs.creation import create_run
 from lmtool.runs.files import RunInfo
 from lmtool.runs.load import build_for_training
-from lmtool.runs.saving import Snapshot
+from lmtool.runs.saving import CheckpointSnapshot
 from lmtool.tokenization.tokenizer import Tokenizer
 
 CORPUS = ["They waited for the rain to end, and then they walked home along the sea wall.", "Why? ¿Qué! 漢字 🙂"] * 20
@@ -58,7 +58,7 @@ def made(
 ) -> Path:
     """A run whose weights are random: all of them, or with adapters only these and the head. biases: their deviation,
     where it is not that of all weights."""
-    rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
+    rows = tokenizer.resolve_embedding_rows(recipe.model.vocab_size)
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": rows})})
     found = None if base is None else resolve_reference(str(base))
     cpu = configure_compute("cpu", "float32")
@@ -78,5 +78,5 @@ def made(
         ),
         {"recipe.yaml": dump_yaml(recipe).encode(), **tokenizer.serialize_files()},
     ) as run:
-        run.save_checkpoint(Snapshot(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
+        run.save_checkpoint(CheckpointSnapshot(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
     return folder

@@ -12,7 +12,7 @@ import pytest
 from lmtool.compute.device import CPU
 from lmtool.interop.export.exporting import export
 from lmtool.interop.importing import import_to_cache
-from lmtool.runs.load import load_merged_and_packed
+from lmtool.runs.load import load_for_inference
 from tests.serving.harness import served
 from tests.support.published import unpacked
 
@@ -45,7 +45,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own(exported: Path) -> Rows:
-    return dict(evaluate_lm_eval_tasks(load_merged_and_packed(str(exported), CPU), tasks(), LIMIT).samples)  # type: ignore[arg-type]
+    return dict(evaluate_lm_eval_tasks(load_for_inference(str(exported), CPU), tasks(), LIMIT).samples)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=["hf", "local-completions"])

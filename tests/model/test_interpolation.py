@@ -62,7 +62,7 @@ def test_logits_are_logs_of_the_weighted_mean_of_probabilities() -> None:
     texts = [tiny.tokens(n, seed=n).tolist() for n in (1, 2, 5, 12)]
     for text in texts:
         logits_V = model.logits(model(Batch(torch.tensor([text]))).hidden_BTD[0, -1:])
-        found = model.interpolation.interpolate_logits(logits_V, [text])[0].exp().detach()
+        found = model.interpolation.interpolate_next_token_log_probs(logits_V, [text])[0].exp().detach()
         np.testing.assert_allclose(found, plain_probabilities(model, text), rtol=1e-5)
         assert found.sum() == pytest.approx(1, abs=1e-5)
 
@@ -70,7 +70,7 @@ def test_logits_are_logs_of_the_weighted_mean_of_probabilities() -> None:
 def test_ids_that_only_the_model_has_keep_their_share_of_it() -> None:
     interpolation = NGramInterpolation(counted(), WEIGHT)
     logits_1V = torch.randn(1, tiny.VOCAB + 3)
-    found = interpolation.interpolate_logits(logits_1V, [[3, 1]])[0].exp()
+    found = interpolation.interpolate_next_token_log_probs(logits_1V, [[3, 1]])[0].exp()
     torch.testing.assert_close(found[-3:], (1 - WEIGHT) * logits_1V.softmax(-1)[0, -3:])
     assert float(found.sum()) == pytest.approx(1, abs=1e-5)
 
@@ -82,10 +82,10 @@ def test_scored_targets_have_the_probabilities_of_logits() -> None:
     is_scored_BT = torch.rand(3, 8, generator=torch.Generator().manual_seed(0)) < 0.6
     logits_BTV = torch.randn(3, 8, tiny.VOCAB)
     own_N = logits_BTV.log_softmax(-1).gather(2, text_BT[:, 1:, None])[..., 0][is_scored_BT]
-    found_N = interpolation.interpolate_log_probs(own_N, batch, is_scored_BT)
+    found_N = interpolation.interpolate_target_log_probs(own_N, batch, is_scored_BT)
     places = is_scored_BT.nonzero().tolist()
     texts = [text_BT[b, : t + 1].tolist() for b, t in places]
-    wanted_NV = interpolation.interpolate_logits(logits_BTV[is_scored_BT], texts)
+    wanted_NV = interpolation.interpolate_next_token_log_probs(logits_BTV[is_scored_BT], texts)
     torch.testing.assert_close(found_N, wanted_NV.gather(1, text_BT[:, 1:][is_scored_BT][:, None])[:, 0])
 
 

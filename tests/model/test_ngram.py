@@ -70,7 +70,7 @@ def test_n_grams_never_counted_are_known(order: int, smoothing: str) -> None:
         inputs, targets = torch.tensor([text[:-1]]), torch.tensor([text[1:]])
         if not inputs.numel():
             continue
-        found = model.has_counted(model(Batch(inputs)).hidden_BTD, targets)[0].tolist()
+        found = model.has_counted_targets(model(Batch(inputs)).hidden_BTD, targets)[0].tolist()
         assert found == [tuple(text[max(0, end - order + 1) : end + 1]) in seen for end in range(1, len(text))]
 
 

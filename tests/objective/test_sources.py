@@ -43,7 +43,7 @@ def prefix(form: str, **changes: Any) -> PrefixObjective:
 @given(n=st.integers(1, 120), rate=st.floats(0.05, 0.6), mean=st.floats(1, 6), seed=st.integers(0, 1000))
 def test_source_and_target_reassemble(n: int, rate: float, mean: float, seed: int) -> None:
     own, tokens = corruption(rate=rate, mean_length=mean), text(n, seed)
-    source, target = own.corrupt(tokens, np.random.default_rng(seed))
+    source, target = own.corrupt_to_source_and_target(tokens, np.random.default_rng(seed))
     assert reference.reassembled(source.tolist(), target.tolist(), SENTINELS, (EOS,)) == tokens.tolist()
     noise = [t for t in target.tolist() if t >= 27]
     assert len(noise) == min(max(1, round(rate * n)), max(1, n - 1))
@@ -55,12 +55,12 @@ def test_source_and_target_reassemble(n: int, rate: float, mean: float, seed: in
 @pytest.mark.parametrize(("end", "tail"), [("sentinel", [9]), ("eos", [EOS]), ("both", [9, EOS])])
 def test_targets_end_as_asked(end: str, tail: list[int]) -> None:
     own, tokens = corruption(rate=0.4, mean_length=2, end=end), text(10)
-    source, target = own.corrupt(tokens, np.random.default_rng(0))
+    source, target = own.corrupt_to_source_and_target(tokens, np.random.default_rng(0))
     assert [t for t in source.tolist() if t < 27] == [7, 8]
     assert target.tolist()[-len(tail) :] == tail
     assert len(target) == 4 + 2 + len(tail)
     length = own.choose_text_cut(40).length
-    rows = [own.corrupt(text(length, seed), np.random.default_rng(seed)) for seed in range(5)]
+    rows = [own.corrupt_to_source_and_target(text(length, seed), np.random.default_rng(seed)) for seed in range(5)]
     assert all(len(source) <= 40 for source, _ in rows)
     assert {len(target) for _, target in rows} == {own._source_and_target_lengths(length)[1]}
 
@@ -70,7 +70,9 @@ def test_lengths_are_t5s() -> None:
     many = VocabularyInfo(400, 0, 1, 2, 4, 5, 6, (1,), tuple(range(7, 107)), frozenset(range(107)))
     own = SpanCorruptionObjective(SpanCorruption(kind="span-corruption"), many, False)
     length = own.choose_text_cut(512).length
-    source, target = own.corrupt(np.arange(107, 107 + length) % 290 + 107, np.random.default_rng(0))
+    source, target = own.corrupt_to_source_and_target(
+        np.arange(107, 107 + length) % 290 + 107, np.random.default_rng(0)
+    )
     assert length == 569
     assert len(source) == 512
     assert len(target) == 85 + 28 + 1

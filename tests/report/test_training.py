@@ -38,10 +38,10 @@ def test_losses_are_in_bits_per_byte_where_bytes_are_known(tmp_path):
     history = RunHistory.from_run(run)
     _, first, *_ = rows_of(render_runs_page([history]), "Loss")
     assert float(first[3]) == pytest.approx(4.9 / math.log(2) / 2)
-    assert history.best_bits_per_byte == pytest.approx(0.5 / math.log(2) / 2)
+    assert history.best_checkpoint_bits_per_byte == pytest.approx(0.5 / math.log(2) / 2)
     # what is measured at the end is exact
     (run.path / "metrics.json").write_text(json.dumps({"loss": 2.0, "bits_per_byte": 1.25, "part": "validation"}))
-    assert RunHistory.from_run(run).best_bits_per_byte == 1.25
+    assert RunHistory.from_run(run).best_checkpoint_bits_per_byte == 1.25
     assert RunHistory.from_run(run).bits_per_byte_per_nat == 0.625
 
 

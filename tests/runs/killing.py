@@ -21,14 +21,14 @@ from lmtool.runs import checkpoint, tensors
 from lmtool.runs.creation import create_run
 from lmtool.runs.directory import CHECKPOINTS, Run
 from lmtool.runs.lock import is_run_locked
-from lmtool.runs.saving import Snapshot
+from lmtool.runs.saving import CheckpointSnapshot
 from tests.support.runs import FILES, names, run_info
 
 
 def save(run: Run, step: int) -> None:
     run.metrics.append({"step": step, "loss": 1 / step})
     weight = torch.full((30_000,), float(step))
-    run.save_checkpoint(Snapshot(step, {"weight": weight}, {"moment": -weight}, {"step": step}), keep_last=1)
+    run.save_checkpoint(CheckpointSnapshot(step, {"weight": weight}, {"moment": -weight}, {"step": step}), keep_last=1)
 
 
 def new_run(folder: Path) -> Run:
@@ -43,7 +43,7 @@ def check(folder: Path) -> tuple[int, list[str]]:
     newest, warnings = checkpoint.find_newest_valid_checkpoint(folder / CHECKPOINTS)
     problems += warnings
     for step, path in checkpoint.list_checkpoints(folder / CHECKPOINTS):
-        whole = checkpoint.verify_checkpoint(path)
+        whole = checkpoint.open_and_verify_checkpoint(path)
         values = {
             *whole.load_model()["weight"].tolist(),
             *whole.load_optimizer()["moment"].neg().tolist(),

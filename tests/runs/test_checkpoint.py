@@ -20,7 +20,7 @@ from lmtool.errors import CheckpointError, ResourceError
 from lmtool.runs import checkpoint, saving
 from lmtool.runs import tensors as saved_tensors
 from lmtool.runs.checkpoint import CHECKPOINT_FILES, Checkpoint
-from lmtool.runs.saving import Snapshot
+from lmtool.runs.saving import CheckpointSnapshot
 from tests.support.damage import flip_bit, sign
 from tests.support.disks import failing_call, file_size_limit
 from tests.support.runs import names, step_names
@@ -43,7 +43,7 @@ def tensors(step: int) -> dict[str, Tensor]:
 
 
 def save(folder: Path, step: int, best_step: int | None = None, keep_last: int = 99, **options: Any) -> Checkpoint:
-    snapshot = Snapshot(step, tensors(step), {"moment": torch.tensor([step])}, {"step": step}, best_step)
+    snapshot = CheckpointSnapshot(step, tensors(step), {"moment": torch.tensor([step])}, {"step": step}, best_step)
     return saving.save_checkpoint(folder, snapshot, keep_last=keep_last, **options)
 
 
@@ -54,7 +54,7 @@ def as_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 def refused(path: Path, **options: Any) -> CheckpointError:
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.verify_checkpoint(path, **options)
+        checkpoint.open_and_verify_checkpoint(path, **options)
     assert caught.value.exit_code == 4
     assert len(caught.value.lines()) == 3
     assert all(line.isprintable() for line in caught.value.lines())
@@ -63,9 +63,9 @@ def refused(path: Path, **options: Any) -> CheckpointError:
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     state = {"lr": 0.1 + 0.2, "words": "é\n\ud800", "none": None, "list": [1, 2]}
-    saved = saving.save_checkpoint(tmp_path, Snapshot(7, tensors(7), STRIDED, state, 3), keep_last=1)
+    saved = saving.save_checkpoint(tmp_path, CheckpointSnapshot(7, tensors(7), STRIDED, state, 3), keep_last=1)
     path = tmp_path / "step-000007"
-    loaded = checkpoint.verify_checkpoint(path)
+    loaded = checkpoint.open_and_verify_checkpoint(path)
     assert as_bytes(loaded.load_model()) == as_bytes(saved.load_model()) == as_bytes(tensors(7))
     assert (path / "model.safetensors").read_bytes() == as_bytes(tensors(7))
     assert as_bytes(loaded.load_optimizer()) == as_bytes(STRIDED)
@@ -73,7 +73,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert (loaded.step, loaded.best_step, loaded.digest) == (7, 3, saved.digest)
     assert loaded.digest == hashlib.sha256((path / "MANIFEST.json").read_bytes()).hexdigest()
     loaded.load_model()["weight"].add_(1)  # in memory only
-    assert as_bytes(checkpoint.verify_checkpoint(path).load_model()) == as_bytes(tensors(7))
+    assert as_bytes(checkpoint.open_and_verify_checkpoint(path).load_model()) == as_bytes(tensors(7))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 )
 def test_what_no_file_can_hold_is_refused(model: Any, optimizer: Any, state: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'embedding' and 'head'|complex64|JSON"):
-        saving.save_checkpoint(tmp_path, Snapshot(1, model, optimizer, state), keep_last=1)
+        saving.save_checkpoint(tmp_path, CheckpointSnapshot(1, model, optimizer, state), keep_last=1)
     assert names(tmp_path) == []
 
 
@@ -132,7 +132,7 @@ def test_files_in_the_way_are_set_aside_and_others_left_alone(tmp_path: Path) ->
     (tmp_path / ".tmp-step-000004").mkdir()
     (tmp_path / ".tmp-step-000004/model.safetensors").write_bytes(b"half")
     (tmp_path / ".tmp-file").write_bytes(b"half")
-    assert checkpoint.verify_checkpoint(save(tmp_path, 5, keep_last=1).path).load_state() == {"step": 5}
+    assert checkpoint.open_and_verify_checkpoint(save(tmp_path, 5, keep_last=1).path).load_state() == {"step": 5}
     (tmp_path / "step-000006").write_text("a file")
     save(tmp_path, 6)
     aside = ["step-000005.aside-1", "step-000005.aside-2", "step-000006.aside-1"]
@@ -167,13 +167,13 @@ def test_every_damage_of_a_file_is_found(tmp_path: Path) -> None:
         assert refused(path).where == str(file)
         file.unlink()
         file.write_bytes(whole)
-    assert checkpoint.verify_checkpoint(path).step == 5
+    assert checkpoint.open_and_verify_checkpoint(path).step == 5
 
 
 def test_the_optimizer_is_compared_when_it_is_read(tmp_path: Path) -> None:
     path = save(tmp_path, 5).path
     flip_bit(path / "optimizer.safetensors", at=-1)
-    unread = checkpoint.verify_checkpoint(path, verify_optimizer=False)
+    unread = checkpoint.open_and_verify_checkpoint(path, verify_optimizer=False)
     assert as_bytes(unread.load_model()) == as_bytes(tensors(5))
     with pytest.raises(CheckpointError):
         unread.load_optimizer()
@@ -201,7 +201,7 @@ ENTRY = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
 def test_a_forged_manifest_is_refused(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
     path = save(tmp_path, 5).path
     sign(path)
-    checkpoint.verify_checkpoint(path)
+    checkpoint.open_and_verify_checkpoint(path)
     sign(path, **changes)
     assert part in refused(path).what
 
@@ -219,7 +219,7 @@ def test_tensors_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
     (path / "model.safetensors").write_bytes(b"junk")
     sign(path)
     with pytest.raises(CheckpointError):
-        checkpoint.verify_checkpoint(path).load_model()
+        checkpoint.open_and_verify_checkpoint(path).load_model()
 
 
 def test_the_newest_whole_checkpoint_is_taken_with_a_warning(tmp_path: Path) -> None:
@@ -262,7 +262,9 @@ def test_a_failing_disk_leaves_the_earlier_checkpoints(
     assert os.strerror(code) in caught.value.what
     assert caught.value.code == ("no_space" if code == errno.ENOSPC else "resource")
     assert set(step_names(1, 2)) <= set(names(tmp_path)) <= set(step_names(1, 2, 3))
-    assert all(checkpoint.verify_checkpoint(path).step == step for step, path in checkpoint.list_checkpoints(tmp_path))
+    assert all(
+        checkpoint.open_and_verify_checkpoint(path).step == step for step, path in checkpoint.list_checkpoints(tmp_path)
+    )
     save(tmp_path, 4, keep_last=1)
     assert names(tmp_path) == step_names(4)
 
@@ -270,7 +272,7 @@ def test_a_failing_disk_leaves_the_earlier_checkpoints(
 def test_a_write_cut_short_by_the_system_leaves_the_earlier_checkpoints(tmp_path: Path) -> None:
     save(tmp_path, 1)
     with file_size_limit(100_000), pytest.raises(ResourceError):
-        saving.save_checkpoint(tmp_path, Snapshot(2, {"weight": torch.zeros(50_000)}, {}, {}), keep_last=1)
+        saving.save_checkpoint(tmp_path, CheckpointSnapshot(2, {"weight": torch.zeros(50_000)}, {}, {}), keep_last=1)
     assert names(tmp_path) == step_names(1)
     assert checkpoint.find_newest_valid_checkpoint(tmp_path)[0].step == 1
 

@@ -48,7 +48,7 @@ def test_a_missing_log_is_empty(tmp_path: Path) -> None:
     log.rewind(3)
     log.sync()
     assert not log.path.exists()
-    assert log.find_damage(0, range(1, 1)) == []
+    assert log.describe_damage(0, range(1, 1)) == []
 
 
 def test_rewinding_keeps_the_lines_of_earlier_steps(log: RunLog) -> None:
@@ -79,7 +79,7 @@ def test_a_line_that_is_being_written_is_not_read(log: RunLog) -> None:
     with log.path.open("ab") as file:
         file.write(b'{"step": 4, "lo')
     assert steps(log) == [1, 2, 2, 3]
-    assert log.find_damage(3, range(1, 4)) == []
+    assert log.describe_damage(3, range(1, 4)) == []
 
 
 def test_a_damaged_line_is_refused_where_it_is(log: RunLog) -> None:
@@ -88,7 +88,7 @@ def test_a_damaged_line_is_refused_where_it_is(log: RunLog) -> None:
     with pytest.raises(CheckpointError) as caught:
         steps(log)
     assert caught.value.where == f"{log.path}:2"
-    assert log.find_damage(3, range(1, 4)) == ["metrics.jsonl: damaged and removed: lines 2, 5"]
+    assert log.describe_damage(3, range(1, 4)) == ["metrics.jsonl: damaged and removed: lines 2, 5"]
 
 
 def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def test_a_full_disk_leaves_the_log_as_it_was(log: RunLog) -> None:
 
 
 def test_missing_steps_are_listed(log: RunLog) -> None:
-    assert log.find_damage(3, range(1, 4)) == []
-    assert log.find_damage(9, range(1, 10)) == ["metrics.jsonl has no record of steps 4, 5, 6, 7, 8 and 1 more"]
+    assert log.describe_damage(3, range(1, 4)) == []
+    assert log.describe_damage(9, range(1, 10)) == ["metrics.jsonl has no record of steps 4, 5, 6, 7, 8 and 1 more"]
     log.path.unlink()
-    assert log.find_damage(2, range(1, 3)) == ["metrics.jsonl has no record of steps 1, 2"]
+    assert log.describe_damage(2, range(1, 3)) == ["metrics.jsonl has no record of steps 1, 2"]
 
 
 def test_a_line_of_absurd_length_is_refused_in_little_memory(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_line_of_absurd_length_is_refused_in_little_memory(tmp_path: Path) -> 
     with log.path.open("ab") as file:
         file.truncate(1 << 36)
     tracemalloc.start()
-    for read in (lambda: list(log.read_records()), lambda: log.find_damage(1), lambda: log.rewind(0)):
+    for read in (lambda: list(log.read_records()), lambda: log.describe_damage(1), lambda: log.rewind(0)):
         with pytest.raises(CheckpointError) as raised:
             read()
         assert raised.value.where == f"{log.path}:2"
@@ -142,6 +142,6 @@ def test_very_many_missing_steps_and_lines_are_counted_in_little_memory(tmp_path
         log.append({"step": step})
     with log.path.open("ab") as file:
         file.write(b"\n" * 100_000)
-    damaged, missing = log.find_damage(5, range(1, (1 << 53) + 1))
+    damaged, missing = log.describe_damage(5, range(1, (1 << 53) + 1))
     assert damaged == "metrics.jsonl: damaged and removed: lines 4, 5, 6, 7, 8 and 99,995 more"
     assert missing == f"metrics.jsonl has no record of steps 3, 5, 6, 7, 8 and {(1 << 53) - 8:,} more"

@@ -20,7 +20,7 @@ from lmtool.errors import CheckpointError, ResourceError
 from lmtool.runs import checkpoint, saving
 from lmtool.runs.checkpoint import Checkpoint
 from lmtool.runs.creation import create_run
-from lmtool.runs.saving import Snapshot
+from lmtool.runs.saving import CheckpointSnapshot
 from lmtool.storage import durable
 from tests.support.damage import flip_bit, sign
 from tests.support.disks import failing_call
@@ -76,8 +76,8 @@ def together(lead: Callable[[Any], Any], follow: Callable[[Any], Any]) -> Any:
 def save(folder: Path, step: int) -> Checkpoint:
     whole, moments = tensors(step), {"moment": torch.full((4,), float(step))}
 
-    def snapshot(rank: int) -> Snapshot:
-        return Snapshot(step, part(whole, rank), part(moments, rank), {"step": step} if rank == 0 else {})
+    def snapshot(rank: int) -> CheckpointSnapshot:
+        return CheckpointSnapshot(step, part(whole, rank), part(moments, rank), {"step": step} if rank == 0 else {})
 
     saved: Checkpoint = together(
         lambda peers: saving.save_checkpoint(folder, snapshot(0), keep_last=9, peers=peers),
@@ -92,7 +92,7 @@ def test_each_process_writes_its_rows_and_all_are_read(tmp_path: Path) -> None:
     shards = [f"{kind}-{i}-of-3.safetensors" for kind in ("model", "optimizer") for i in (1, 2, 3)]
     assert names(path) == ["MANIFEST.json", *shards, "state.json"]
     assert list(safetensors.torch.load_file(path / "model-3-of-3.safetensors")) == ["weight"]
-    loaded = checkpoint.verify_checkpoint(path)
+    loaded = checkpoint.open_and_verify_checkpoint(path)
     assert loaded.files == saved.files
     found = loaded.load_model()
     assert safetensors.torch.save(dict(found)) == safetensors.torch.save(tensors(4))
@@ -109,7 +109,7 @@ def test_each_process_writes_its_rows_and_all_are_read(tmp_path: Path) -> None:
 
 def test_only_files_with_the_rows_are_read(tmp_path: Path) -> None:
     path = save(tmp_path, 4).path
-    found = checkpoint.verify_checkpoint(path).load_model()
+    found = checkpoint.open_and_verify_checkpoint(path).load_model()
     with (path / "model-1-of-3.safetensors").open("r+b") as file:
         file.truncate(0)  # a read of it would end the process
     assert found.read_rows("weight", slice(2, 5)).tolist() == tensors(4)["weight"][2:].tolist()
@@ -128,14 +128,14 @@ def test_a_damaged_shard_is_named_and_an_older_checkpoint_used(tmp_path: Path, n
         case "cut":
             file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.verify_checkpoint(file.parent)
+        checkpoint.open_and_verify_checkpoint(file.parent)
     assert caught.value.where == str(file)
     assert len(caught.value.lines()) == 3
     taken, (warning,) = checkpoint.find_newest_valid_checkpoint(tmp_path)
     assert taken.step == 4
     assert name in warning
     if name.startswith("opt") and how != "cut":
-        assert checkpoint.verify_checkpoint(file.parent, verify_optimizer=False).load_model()["count"] == 6
+        assert checkpoint.open_and_verify_checkpoint(file.parent, verify_optimizer=False).load_model()["count"] == 6
 
 
 def test_each_process_compares_some_digests_and_all_hear_of_damage(
@@ -158,7 +158,7 @@ def test_each_process_compares_some_digests_and_all_hear_of_damage(
 
     together(verify, verify)
     assert found == [(6, [])] * N
-    assert sorted(compared) == sorted(path / name for name in checkpoint.verify_checkpoint(path).files)
+    assert sorted(compared) == sorted(path / name for name in checkpoint.open_and_verify_checkpoint(path).files)
     with (path / "optimizer-2-of-3.safetensors").open("r+b") as file:
         file.write(b"\0")
     found.clear()
@@ -177,7 +177,7 @@ def test_shards_that_disagree_are_refused(tmp_path: Path, weight: Tensor) -> Non
     safetensors.torch.save_file({"weight": weight}, path / "model-2-of-3.safetensors")
     sign(path)
     with pytest.raises(CheckpointError, match=r"model-2-of-3"):
-        checkpoint.verify_checkpoint(path).load_model()
+        checkpoint.open_and_verify_checkpoint(path).load_model()
 
 
 @pytest.mark.parametrize("change", ["model-1-of-3.safetensors", "model-4-of-3.safetensors"])
@@ -188,7 +188,7 @@ def test_a_manifest_that_lacks_shards_or_has_more_is_refused(tmp_path: Path, cha
         files[change] = {"bytes": 2, "sha256": hashlib.sha256(b"").hexdigest()}
     sign(path, files=files)
     with pytest.raises(CheckpointError):
-        checkpoint.verify_checkpoint(path)
+        checkpoint.open_and_verify_checkpoint(path)
 
 
 @pytest.mark.parametrize("failing", range(N))
@@ -230,8 +230,8 @@ def test_no_process_waits_for_logs_that_cannot_be_written(tmp_path: Path) -> Non
     run = create_run(tmp_path / "run", run_info(), FILES)
     with run, failing_call(run, "_sync_logs"), refuses("no_space"):
         together(
-            lambda peers: run.save_checkpoint(Snapshot(4, {}, {}, {}), keep_last=1, peers=peers),
-            lambda peers: saving.save_shard_for_main_process(Snapshot(0, {}, {}, {}), peers),
+            lambda peers: run.save_checkpoint(CheckpointSnapshot(4, {}, {}, {}), keep_last=1, peers=peers),
+            lambda peers: saving.save_shard_for_main_process(CheckpointSnapshot(0, {}, {}, {}), peers),
         )
 
 
@@ -245,4 +245,4 @@ def test_moments_are_removed_the_first_file_first(tmp_path: Path) -> None:
     assert checkpoint.find_newest_valid_checkpoint(tmp_path)[0].load_model()["count"] == 4
     saving.remove_optimizer_states(tmp_path)
     assert not list(path.glob("optimizer*"))
-    assert checkpoint.verify_checkpoint(path, verify_optimizer=False).step == 4
+    assert checkpoint.open_and_verify_checkpoint(path, verify_optimizer=False).step == 4

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lmtool.generation.constrained import MAX_FORCED_CHARACTERS, FormState, check_and_start_form
+from lmtool.generation.constrained import MAX_FORCED_CHARACTERS, FormState, check_form_and_create_state
 from lmtool.generation.engine import Engine
 from lmtool.generation.forms import TextForm
 from lmtool.generation.model_runner import ModelRunner
@@ -177,7 +177,7 @@ def test_probabilities_of_a_prompt_are_computed_once_for_all_samples(
 
 def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = server.generator.loaded.tokenizer
-    vocabulary = check_and_start_form(TextForm("regex", "a"), tokenizer)._vocabulary
+    vocabulary = check_form_and_create_state(TextForm("regex", "a"), tokenizer)._vocabulary
     lengths, encode = list[int](), tokenizer.encode_inside
 
     def encoded(text: str) -> list[int]:
@@ -185,7 +185,7 @@ def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, mo
         return encode(text)
 
     monkeypatch.setattr(vocabulary, "_encode", lambda: encoded)
-    state = check_and_start_form(TextForm("grammar", f'start: x{{300}}\nx: "{"Who " * 300}"'), tokenizer)
+    state = check_form_and_create_state(TextForm("grammar", f'start: x{{300}}\nx: "{"Who " * 300}"'), tokenizer)
     assert len(state.forced_tokens) > 200
     assert max(lengths) == MAX_FORCED_CHARACTERS
 
@@ -193,7 +193,7 @@ def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, mo
 def test_an_end_that_is_found_is_kept_as_tokens_alone(server: Served) -> None:
     tokenizer = server.generator.loaded.tokenizer
     schema = json.dumps({"type": "string", "minLength": 300})
-    state = check_and_start_form(TextForm("json-schema", schema, complete=True), tokenizer)
+    state = check_form_and_create_state(TextForm("json-schema", schema, complete=True), tokenizer)
     gc.collect()
     before = sum(isinstance(one, FormState) for one in gc.get_objects())
     assert len(state.closing_tokens or ()) > 200

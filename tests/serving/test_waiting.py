@@ -32,7 +32,7 @@ WORK: list[tuple[Any, str]] = [
     (protocol, "parse_body"),
     (response_builder, "encode_json_list"),
     (service, "encode_json_list"),
-    (service, "check_and_start_form"),
+    (service, "check_form_and_create_state"),
     (TextForm, "__post_init__"),
 ]
 """What takes the longer, the longer a request or its answer is."""
@@ -76,7 +76,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "form": (
         "/v1/completions",
         {"prompt": "Who", "max_tokens": 3, "guided_regex": "[ab]+"},
-        {"encode", "check_and_start_form", "__post_init__"},
+        {"encode", "check_form_and_create_state", "__post_init__"},
     ),
     "embeddings": ("/v1/embeddings", {"input": ["Who", "saw it?"]}, {"encode", "encode_json_list"}),
     "embeddings of a long text": ("/v1/embeddings", {"input": ["Who " * 2000]}, {"encode"}),

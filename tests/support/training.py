@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.recipe.load import Setting, parse_settings
-from lmtool.runs.checkpoint import check_checkpoint_sizes, list_checkpoints
+from lmtool.runs.checkpoint import list_checkpoints, open_checkpoint_checking_sizes
 from lmtool.tasks.results import Results
 from lmtool.training import events, finetuning, plan, resuming, train
 from lmtool.training.comparison import BitsPerByteResults
@@ -188,7 +188,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def lasting(run: Path, step: int) -> dict[str, Any]:
     """All results of a run up to its checkpoint at `step`, without times."""
     checkpoint = run / "checkpoints" / f"step-{step:06d}"
-    saved = check_checkpoint_sizes(checkpoint)
+    saved = open_checkpoint_checking_sizes(checkpoint)
     state = json.loads((checkpoint / "state.json").read_text())
     del state["seconds"]
     if state["pending"] is not None:
@@ -216,15 +216,15 @@ def of_kind(told: Sequence[Any], kind: type[E]) -> list[E]:
 
 def step_numbers(told: Sequence[Any]) -> list[int]:
     """The numbers of the steps that were taken."""
-    return [event.step.step for event in of_kind(told, events.Stepped)]
+    return [event.step.step for event in of_kind(told, events.StepCompleted)]
 
 
 def warnings_in(told: Sequence[Any]) -> list[str]:
     return [event.text for event in of_kind(told, events.Warn)]
 
 
-def ended(told: Sequence[Any]) -> events.Ended:
+def ended(told: Sequence[Any]) -> events.TrainingEnded:
     """How training ended; results of its best checkpoint may come after it, and how it is scored."""
-    (last,) = of_kind(told, events.Ended)
+    (last,) = of_kind(told, events.TrainingEnded)
     assert all(isinstance(event, Results | BitsPerByteResults | events.Info) for event in told[told.index(last) + 1 :])
     return last

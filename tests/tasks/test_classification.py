@@ -260,7 +260,7 @@ def test_classes_are_measured() -> None:
     true, given = ["no", "yes", "yes", "yes", "no"], ["no", "so", "no", "yes", "so"]
     task = a_task(recipe)
     model, rows = told(task, recipe, scores, list(true))
-    found = task.measure(model, rows, "test", 7)
+    found = task.compute_results(model, rows, "test", 7)
     assert (found.part, found.step, found.rows, found.labels) == ("test", 7, 5, ("no", "so", "yes"))
     assert found.figures["accuracy"] == pytest.approx(0.4)
     assert found.figures["macro_f1"] == pytest.approx(sklearn.f1_score(true, given, average="macro", zero_division=0))
@@ -291,7 +291,7 @@ def test_only_some_mistakes_are_listed() -> None:
     recipe = a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ("no", "yes")})
     task = a_task(recipe)
     model, rows = told(task, recipe, [[1.0, 0.0]] * 8, ["yes"] * 8)
-    assert len(task.measure(model, rows * 2, "test", 1).mistakes) == MAX_LISTED_ROWS
+    assert len(task.compute_results(model, rows * 2, "test", 1).mistakes) == MAX_LISTED_ROWS
 
 
 # a word that a row has twice is listed once
@@ -312,7 +312,7 @@ def test_beside_a_mistake_are_the_words_that_decided(
     model, _ = told(task, recipe, [[0.0, 0.0]], ["no"] if kind == "class" else [()])
     model = replace(model, lm=Summed(weights))  # type: ignore[arg-type]  # it has the interface of a head
     rows = task.encode(items([text for text, _ in table], [label for _, label in table]))
-    found = {one["row"]: one["words"] for one in task.measure(model, rows, "test", 1).mistakes}
+    found = {one["row"]: one["words"] for one in task.compute_results(model, rows, "test", 1).mistakes}
     assert found == dict(enumerate(words, start=1))
 
 
@@ -323,7 +323,7 @@ def test_words_of_rows_that_are_too_long_are_left_out(monkeypatch: pytest.Monkey
     model, _ = told(task, recipe, [[0.0, 0.0]], ["no"])
     model = replace(model, lm=Summed({"b": [0.0, 1.0]}))  # type: ignore[arg-type]
     rows = task.encode(items(["a b", "b " * 20, "b"], ["no"] * 3))
-    found = {one["row"]: one["words"] for one in task.measure(model, rows, "test", 1).mistakes}
+    found = {one["row"]: one["words"] for one in task.compute_results(model, rows, "test", 1).mistakes}
     assert found[2] == []
     assert found[3] == ["b"]
 
@@ -332,7 +332,7 @@ def test_several_labels_are_measured() -> None:
     recipe = a_recipe(ENCODER, {"kind": "classification", "task": "multi", "labels": ("x", "y")})
     task = a_task(recipe)
     model, rows = told(task, recipe, [[1.0, -1.0], [2.0, 3.0], [-1.0, -2.0]], [("x",), ("y",), ()])
-    found = task.measure(model, rows, "test", 1)
+    found = task.compute_results(model, rows, "test", 1)
     assert found.figures["subset_accuracy"] == pytest.approx(2 / 3)
     (mistake,) = found.mistakes
     assert (mistake["row"], mistake["label"], mistake["predicted"], mistake["text"]) == (2, "y", "x;y", "b hh")
@@ -352,7 +352,7 @@ def test_numbers_are_measured_on_their_own_scale() -> None:
     true = [12.0, 8.0, 30.0, -2.0]
     model, rows = told(task, recipe, [[0.5], [0.0], [4.0], [-2.0]], list(true))
     given = [12.0, 10.0, 26.0, 2.0]
-    found = task.measure(model, rows, "test", 1)
+    found = task.compute_results(model, rows, "test", 1)
     assert found.figures["pearson"] == pytest.approx(stats.pearsonr(true, given).statistic)
     assert task.validate(model, rows).metrics == {"correlation": pytest.approx(found.figures["pearson"])}
     assert [float(str(cell)) for (cell,) in task.predict_cells(model, rows)] == given
@@ -439,7 +439,7 @@ def measured(
     monkeypatch.setattr(task, "validate", lambda *_: ValidationResult(1.5))
     nothing = np.zeros(1, dtype=np.int64)
     rows = [EncodedRow(i, nothing, is_truncated=False, target=nothing, answer=text) for i, text in enumerate(true, 1)]
-    found = task.measure(a_model(recipe), rows, "test", 3)
+    found = task.compute_results(a_model(recipe), rows, "test", 3)
     assert (found.part, found.step, found.rows, found.loss) == ("test", 3, len(true), 1.5)
     assert (found.labels, found.decoding, found.mistakes) == (labels, "greedy", [])
     return found.figures
@@ -454,9 +454,9 @@ def test_the_worst_and_best_texts_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(task, "validate", lambda *_: ValidationResult(1.5))
     source = np.array(task.prompt_format.tokenizer.encode("ab"))
     rows = [EncodedRow(i, source, is_truncated=False, target=source, answer=text) for i, text in enumerate(true)]
-    measured = task.measure(a_model(recipe), rows, "test", 3)
+    measured = task.compute_results(a_model(recipe), rows, "test", 3)
     assert measured.figures["bleu"] == translation_metrics(answers, true)["bleu"]
-    kept = measured.record()["sentences"]
+    kept = measured.to_record()["sentences"]
     assert len(kept) == 2 * MAX_LISTED_ROWS
     assert [one["chrf"] for one in kept] == sorted(one["chrf"] for one in kept)
     assert kept[0]["row"] >= 3 * MAX_LISTED_ROWS - 3

@@ -71,7 +71,7 @@ def test_numbers_are_learned_around_zero_whoever_says_that_they_are_numbers(work
     trained = [values[row.number - 1] for row in rows]
     assert (head.center, head.scale) == (pytest.approx(np.mean(trained)), pytest.approx(np.std(trained)))
     objective = data.objective
-    batch = objective.collate([row.example() for row in rows])
+    batch = objective.collate([row.to_example() for row in rows])
     assert batch.values_BC is not None
     assert float(batch.values_BC.square().mean()) == pytest.approx(1, rel=1e-5)
 
@@ -213,7 +213,7 @@ def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
         read_and_encode_tables(recipe, open_training_tables(recipe.data), None, data.split)[1].fingerprint
         == data.fingerprint
     )
-    examples = data.examples(data.objective)
+    examples = data.make_examples(data.objective)
     assert examples.per_epoch == 54 + 2 * 18
     assert [line.split(":")[0] for line in data.description_lines] == ["columns", "task one", "columns", "task two"]
 

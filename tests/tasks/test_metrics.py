@@ -22,7 +22,7 @@ from lmtool.tasks.metrics import (
     compute_word_f1,
     exact_match,
     find_best_null_threshold,
-    find_positive_class,
+    find_positive_class_index,
     format_class_scores,
     format_confusion,
     has_consecutively_repeated_phrase,
@@ -76,12 +76,12 @@ def test_classes_equal_scikit_learn_and_the_reference(seed):
 
 
 def test_the_positive_class_is_the_second_unless_it_denies_the_first():
-    assert find_positive_class(["0", "1"]) == 1
-    assert find_positive_class(["negative", "positive"]) == 1
-    assert find_positive_class(["entailment", "not_entailment"]) == 0
-    assert find_positive_class(["equivalent", "non-equivalent"]) == 0
-    assert find_positive_class(["no", "yes", NO_LABEL]) == 1
-    assert find_positive_class(["a", "b", "c"]) is None
+    assert find_positive_class_index(["0", "1"]) == 1
+    assert find_positive_class_index(["negative", "positive"]) == 1
+    assert find_positive_class_index(["entailment", "not_entailment"]) == 0
+    assert find_positive_class_index(["equivalent", "non-equivalent"]) == 0
+    assert find_positive_class_index(["no", "yes", NO_LABEL]) == 1
+    assert find_positive_class_index(["a", "b", "c"]) is None
     value = class_metrics(np.array([0, 1, 1]), np.array([0, 1, 0]), ["no", "yes"])
     assert (value["f1"], value["positive"]) == (pytest.approx(2 / 3), "yes")
 
@@ -253,7 +253,7 @@ def test_tables_are_aligned_by_the_width_on_a_terminal():
 def test_the_spread_of_runs_is_mean_and_deviation_of_each_figure() -> None:
     def results(task: str, accuracy: float, pearson: float | None) -> dict[str, Any]:
         figures = {"accuracy": accuracy, "pearson": pearson, "confusion": [[1, 0], [0, 1]]}
-        return {task: Results("test", 3, 10, 0.5, figures, [], ("a", "b"), task).record()}
+        return {task: Results("test", 3, 10, 0.5, figures, [], ("a", "b"), task).to_record()}
 
     runs = [results("", 0.5, 0.1), results("", 0.7, None), results("", 0.9, 0.3)]
     # a metric that is undefined in one of them has no mean

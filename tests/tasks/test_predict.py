@@ -60,7 +60,7 @@ def test_any_number_of_processes_measures_the_same(work: Work, monkeypatch: pyte
     both = [str(table), str(table)]
     alone = list(evaluate_tables(loaded, both))
     assert [results.part for results in alone] == ["table", "table"]
-    assert alone[0].record() == alone[1].record()
+    assert alone[0].to_record() == alone[1].to_record()
     for found in together(monkeypatch, 3, lambda _: list(evaluate_tables(loaded, both))):
         for one, other in zip(found, alone, strict=True):
             assert one.loss == pytest.approx(other.loss, rel=1e-5)
@@ -78,7 +78,7 @@ def test_columns_under_other_names_are_inferred(work: Work) -> None:
     for other in ("id,review,label", "id,text,sentiment", "id,review,sentiment"):
         (work.folder / "other.csv").write_text("\n".join([other, *rows]) + "\n")
         (found,) = evaluate_tables(loaded, [str(work.folder / "other.csv")], print_line=told.append)
-        assert found.record() == expected.record()
+        assert found.to_record() == expected.to_record()
     assert len(told) == 3
     assert header == "id,text,label"
 

@@ -165,7 +165,7 @@ def test_figures_of_questions_with_and_without_answers() -> None:
     task, model = setting()
     rows = task.encode([question(), question(None, row=2), question("Ida", row=3)])
     task.calibrate(model, rows, held_out=True)
-    results = task.measure(model, rows, "test", 2)
+    results = task.compute_results(model, rows, "test", 2)
     assert results.rows == 3
     parts = results.figures
     assert parts["f1"] == pytest.approx((2 * parts["has_answer_f1"] + parts["no_answer_accuracy"]) / 3)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lmtool.data.table import RowError, SkippedRows, open_table
+from lmtool.data.table import RowError, SkippedRowCounts, open_table
 from lmtool.errors import DataError
 from lmtool.tasks.labels import LabelMap
 from lmtool.tasks.reading import (
@@ -286,7 +286,7 @@ def test_streaming_gives_the_texts_and_all_columns(tmp_path: Path) -> None:
     columns = choose_columns(table)
     with pytest.raises(RowError, match="2 fields"):
         list(stream_unlabelled_rows(table, columns))
-    skipped = SkippedRows()
+    skipped = SkippedRowCounts()
     found = list(stream_unlabelled_rows(table, columns, skipped))
     assert [row.values for row, _ in found] == [("7", "t", "x"), ("9", "v", "")]
     assert [(example.texts, example.label) for _, example in found] == [(("t",), None), (("v",), None)]

@@ -104,7 +104,9 @@ def test_predictions_are_the_highest_scores_of_first_tokens(shape: str) -> None:
     torch.nn.init.normal_(model.lm.eval().head.weight)
     rows = encoded(built, item(WORDS), item(WORDS[:2], row=2))
     for row, (tags,) in zip(rows, built.predict_cells(model, rows), strict=True):
-        scores = TokenHeadModel.run_head(model.lm, model.objective.collate([row.example()])).scores[0].detach().numpy()
+        scores = (
+            TokenHeadModel.run_head(model.lm, model.objective.collate([row.to_example()])).scores[0].detach().numpy()
+        )
         assert row.word_starts is not None
         assert tags == [BIO[int(scores[place].argmax())] for place in row.word_starts]
 
@@ -115,7 +117,7 @@ def test_entities_are_measured_by_their_f1_and_other_tags_by_classes() -> None:
     assert isinstance(entities, EntityTask)
     true = ("B-X", "I-X", "O")
     rows = entities.encode([item(("Otto", "met", "Ida"), true), item(("Otto",), ("O",), row=2)])
-    results = entities.measure(model, rows, "test", 3)
+    results = entities.compute_results(model, rows, "test", 3)
     assert {"f1", "precision", "recall", "accuracy", "entities"} == results.figures.keys()
     assert results.rows == 2
     for mistake in results.mistakes:
@@ -124,7 +126,7 @@ def test_entities_are_measured_by_their_f1_and_other_tags_by_classes() -> None:
     assert entities.validate(model, rows).metrics == {name: results.figures[name] for name in ("f1", "accuracy")}
     plain, model = task(tokenizer, ("NOUN", "VERB"))
     assert not isinstance(plain, EntityTask)
-    found = plain.measure(model, plain.encode([item(("Otto", "met"), ("NOUN", "VERB"))]), "test", 3)
+    found = plain.compute_results(model, plain.encode([item(("Otto", "met"), ("NOUN", "VERB"))]), "test", 3)
     assert found.figures["accuracy"] in (0.0, 0.5, 1.0)
     assert np.sum(found.figures["confusion"]) == 2
     assert len(found.mistakes) == int(found.figures["accuracy"] < 1)

@@ -101,7 +101,7 @@ def measured(work: Work, name: str) -> None:
     load.device_memory_bytes = genuine  # type: ignore[attr-defined]
     assert all(map(is_sharded, found.loaded.model.parameters()))
     if is_main_process():
-        (work.folder / f"{name}.json").write_text(json.dumps(found.record()), encoding="utf-8")
+        (work.folder / f"{name}.json").write_text(json.dumps(found.to_record()), encoding="utf-8")
 
 
 def main(folder: str, names: list[str]) -> None:

@@ -36,7 +36,7 @@ def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, b
     _, data = read_and_encode_tables(loaded.recipe, tables, loaded.tokenizer, split)
     objective = build_objective(loaded.recipe, loaded.tokenizer)
     assert isinstance(objective, ContrastiveObjective)
-    batch = objective.collate([row.example() for row in data.tasks[0].train])
+    batch = objective.collate([row.to_example() for row in data.tasks[0].train])
     assert batch.labels_B is not None
     # the loss by its definition, over all pairs of rows
     vectors = loaded.model.pool_head_input_states(batch).hidden_BTD.detach().double().numpy()

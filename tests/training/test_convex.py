@@ -133,9 +133,9 @@ def test_features_of_one_row_are_fitted_together_without_a_difference(rows, prio
     features[:, 20:] *= np.arange(N)[:, None] == np.random.default_rng(6).integers(0, N + 5, 5 * N - 20)
     assert ((features > 0).sum(0) == 0).any()
     one = problem("class", class_R, csr_array(features), ("a", "b", "c"), prior)
-    assert one.singleton_merging_FG.shape[1] <= N + 20
+    assert one.singleton_merging_matrix_FG.shape[1] <= N + 20
     together, loss = one.minimize(0.5, tolerance=1e-12)
-    monkeypatch.setattr(HeadFittingProblem, "singleton_merging_FG", eye_array(5 * N, format="csr"))
+    monkeypatch.setattr(HeadFittingProblem, "singleton_merging_matrix_FG", eye_array(5 * N, format="csr"))
     apart, other_loss = one.minimize(0.5, tolerance=1e-12)
     np.testing.assert_allclose(together, apart, atol=1e-4)
     assert loss == pytest.approx(other_loss, abs=1e-9)

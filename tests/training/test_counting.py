@@ -12,7 +12,7 @@ from lmtool.model import NGramModel
 from lmtool.objective import TextCutSettings
 from lmtool.recipe.load import load
 from lmtool.runs.load import build_model, load_run
-from lmtool.training.events import AlreadyFinished
+from lmtool.training.events import RunAlreadyFinished
 from lmtool.training.windows import Windows
 from tests.reference.ngram import KneserNey
 from tests.support.training import MemoryStore, Work, after, assert_resumes_bit_for_bit, documents, metrics, no_report
@@ -87,7 +87,7 @@ def test_stopped_and_resumed_it_has_the_same_counts_and_nothing_is_counted_twice
     assert_resumes_bit_for_bit(work, partial(work.pretrain, *NGRAM), 2, steps=5)
     with pytest.raises(UsageError, match="counted in 5 steps"):
         work.resume("training.steps=+5")
-    assert work.resume() == [AlreadyFinished(work.run(), 5, early=False, can_go_on=False)]
+    assert work.resume() == [RunAlreadyFinished(work.run(), 5, early=False, can_go_on=False)]
 
 
 def test_from_a_run_the_other_text_is_added_whole(work: Work) -> None:

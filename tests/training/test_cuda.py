@@ -6,7 +6,7 @@ import pytest
 
 from lmtool.compute.device import CPU
 from lmtool.runs.load import load_run
-from lmtool.training.events import FitStarted, Stepped
+from lmtool.training.events import StepCompleted, TrainingStarted
 from tests.support.training import Work, after, documents, ended, metrics, of_kind, warnings_in
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +23,7 @@ def test_training_and_resuming(work: Work, precision: str) -> None:
     settings = (*LEARNS, f"training.precision={precision}")
     whole = work.pretrain(*settings, name="whole")
     assert ended(whole).step == 60
-    (plan,) = of_kind(whole, FitStarted)
+    (plan,) = of_kind(whole, TrainingStarted)
     assert plan.device.endswith(precision)
     assert sum(losses(work, "whole")[-5:]) < 0.8 * sum(losses(work, "whole")[:5])
 
@@ -58,6 +58,6 @@ def test_rows_that_do_not_fit(work: Work) -> None:
         *LEARNS, "model.context=128", "model.n_layers=8", "training.steps=1", f"training.batch_size={batch}"
     )
     assert any("rows at once from now on" in text for text in warnings_in(events))
-    (step,) = [event.step for event in of_kind(events, Stepped)]
+    (step,) = [event.step for event in of_kind(events, StepCompleted)]
     assert step.micro_batch < batch
     assert step.tokens > 0.8 * batch * 128

@@ -23,7 +23,7 @@ from lmtool.runs.directory import Run
 from lmtool.storage import durable
 from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData
-from lmtool.training.events import AlreadyFinished, Ended
+from lmtool.training.events import RunAlreadyFinished, TrainingEnded
 from tests.support.cases import nightly_but
 from tests.support.damage import flip_bit, sign
 from tests.support.training import (
@@ -200,7 +200,7 @@ def test_what_was_not_measured_is_measured_by_resuming(
     if not is_text:
         work.pretrain(name="base")
     with monkeypatch.context() as patch:
-        patch.setattr(TextData if is_text else TableData, "measure", lambda *_: [][0])
+        patch.setattr(TextData if is_text else TableData, "compute_results", lambda *_: [][0])
         with pytest.raises(IndexError):
             train()
     assert Run.open(work.run()).state == "finished"
@@ -211,7 +211,7 @@ def test_what_was_not_measured_is_measured_by_resuming(
     train()
     assert read_metrics_json(work.run()) == measured
     assert not list(work.run("resumed").rglob("optimizer.safetensors"))
-    assert isinstance(work.resume(name="resumed")[0], AlreadyFinished)
+    assert isinstance(work.resume(name="resumed")[0], RunAlreadyFinished)
 
 
 def test_a_run_killed_before_its_optimizer_state_went_loses_it_when_resumed(
@@ -222,7 +222,7 @@ def test_a_run_killed_before_its_optimizer_state_went_loses_it_when_resumed(
         with pytest.raises(IndexError):
             work.pretrain("checkpoint.keep_optimizer=false")
     assert len(list(work.run().rglob("optimizer.safetensors"))) > 0
-    assert isinstance(work.resume()[0], AlreadyFinished)
+    assert isinstance(work.resume()[0], RunAlreadyFinished)
     assert not list(work.run().rglob("optimizer.safetensors"))
 
 
@@ -381,6 +381,6 @@ def test_a_large_damaged_cache_stops_a_run_that_then_goes_on(
     with pytest.raises(DataError, match=r"tokens-00000\.bin has changed") as caught:
         work.resume()
     assert caught.value.exit_code == 3
-    assert any(isinstance(event, Ended) for event in work.resume())
+    assert any(isinstance(event, TrainingEnded) for event in work.resume())
     assert len(caplog.records) == 1
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)

@@ -13,7 +13,7 @@ from lmtool.model import SkipGramModel
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.load import build_model
-from lmtool.training.data import MAX_PROMPT_CHARACTERS, TextData, make_prompt_from_beginning, prepare_text
+from lmtool.training.data import MAX_PROMPT_CHARACTERS, TextData, make_prompt_from_beginning, tokenize_training_text
 from tests.support.training import MemoryStore, Work, after, no_report, words
 
 
@@ -21,7 +21,7 @@ def resolved(work: Work, *overrides: str, valid: Path | None = None) -> tuple[Re
     flags = [Setting("data.train", [str(work.text)], "TEXT")]
     if valid:
         flags.append(Setting("data.valid", [str(valid)], "--valid"))
-    return prepare_text(load(work.recipe, [*overrides, *flags]).recipe, None, World(), no_report)
+    return tokenize_training_text(load(work.recipe, [*overrides, *flags]).recipe, None, World(), no_report)
 
 
 def read(work: Work, *overrides: str, valid: Path | None = None) -> TextData:
@@ -61,7 +61,9 @@ def test_few_documents_may_hold_out_too_much(work: Work) -> None:
     both, apart = [Setting("data.train", [*map(str, files)], "TEXT")], ["data.documents=whole"]
 
     def told(*overrides: str) -> tuple[str, ...]:
-        return prepare_text(load(work.recipe, [*apart, *overrides, *both]).recipe, None, World(), no_report)[1].warnings
+        return tokenize_training_text(load(work.recipe, [*apart, *overrides, *both]).recipe, None, World(), no_report)[
+            1
+        ].warnings
 
     shares = {told(f"seed={seed}") for seed in range(8)}
     advice = "-s data.split=slice holds out the end of the text, --valid FILE another"

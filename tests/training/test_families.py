@@ -19,8 +19,8 @@ from lmtool.model import LanguageModel, SkipGramModel
 from lmtool.objective import scheduled
 from lmtool.runs.load import load_run
 from lmtool.training import fit as fitting
-from lmtool.training.data import prepare_text
-from lmtool.training.events import Stepped
+from lmtool.training.data import tokenize_training_text
+from lmtool.training.events import StepCompleted
 from tests.compute.together import together
 from tests.support.cases import nightly_but
 from tests.support.families import ALBERT, BERT, OF_OBJECTIVES, ON_TABLES, ON_TEXT, PERMUTED, SAMPLED
@@ -133,7 +133,7 @@ def test_more_and_more_tokens_are_the_models_own(work: Work, monkeypatch: pytest
 @pytest.mark.parametrize(("overrides", "name"), [(BERT, "next-sentence-accuracy"), (ALBERT, "sentence-order-accuracy")])
 def test_what_is_told_of_two_texts_is_in_validation(work: Work, overrides: Sequence[str], name: str) -> None:
     events = work.pretrain(*overrides)
-    validated = [event.validation for event in of_kind(events, Stepped) if event.validation is not None]
+    validated = [event.validation for event in of_kind(events, StepCompleted) if event.validation is not None]
     assert [list(validation.metrics) for validation in validated] == [[name]] * 3
     assert [0 <= validation.metrics[name] <= 1 for validation in validated] == [True] * 3
     records = [record for record in metrics(work.run()) if record["valid_loss"] is not None]
@@ -147,8 +147,8 @@ def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest
     # pairs of at most 13 tokens: five of them
     work.pretrain(*BERT, "training.steps=1", "evaluation.tokens=65")
     loaded = load_run(str(work.run()))
-    _, data = prepare_text(loaded.recipe, loaded.tokenizer, World(), no_report)
-    data.examples(loaded.objective)
+    _, data = tokenize_training_text(loaded.recipe, loaded.tokenizer, World(), no_report)
+    data.make_examples(loaded.objective)
 
     def validate(world: World) -> ValidationResult:
         return data.validate(loaded.model, loaded.objective, replace(CPU, world=world))

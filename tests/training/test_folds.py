@@ -18,7 +18,7 @@ from lmtool.runs.listing import summarize_run
 from lmtool.runs.load import load_run
 from lmtool.tasks.predict import LabelPredictor
 from lmtool.tasks.results import Results, summarize_runs
-from lmtool.training.events import Ended, FitStarted, Info
+from lmtool.training.events import Info, TrainingEnded, TrainingStarted
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.job import SessionOptions
 from lmtool.training.resuming import resume
@@ -105,8 +105,8 @@ def test_every_headline_of_a_run_is_the_score_of_rows_left_out(random_run: tuple
     assert not any("validation" in name and "cross" not in name for name in measured)
     assert "1.0000" not in measured.values()
 
-    assert [event.reason for event in of_kind(events, Ended)] == ["finished"]
-    (plan,) = of_kind(events, FitStarted)
+    assert [event.reason for event in of_kind(events, TrainingEnded)] == ["finished"]
+    (plan,) = of_kind(events, TrainingStarted)
     assert plan.batch_units == 200
     assert any("fitted to 200 rows" in event.text for event in of_kind(events, Info))
     assert f"accuracy {accuracy:.4f} ±" in summarize_runs([run.results_by_task, run.results_by_task])[0]
@@ -128,7 +128,7 @@ def test_a_run_that_is_stopped_while_it_is_scored_is_scored_when_it_is_resumed(t
         return len(calls) > 2  # the fit of all rows, and of the first fold
 
     events = learn(tmp_path / "run", table, recipe="linear", stop=stop)
-    assert [event.reason for event in of_kind(events, Ended)] == ["finished", "interrupted"]
+    assert [event.reason for event in of_kind(events, TrainingEnded)] == ["finished", "interrupted"]
     assert of_kind(events, Results) == []
     assert results_in(resumed(tmp_path / "run")).rows == 60
 

@@ -154,7 +154,7 @@ def test_two_processes_add_up_to_one(loss: str) -> None:
     learnt = objective.build_objective_for_vocabulary(recipe, VOCABULARY)
     assert isinstance(learnt, WholeBatchObjective)
     model = build(recipe.model, tiny.VOCAB).double()
-    rows = [row.example() for row in rows_of(loss, BATCH)]
+    rows = [row.to_example() for row in rows_of(loss, BATCH)]
 
     def vectors(part: slice) -> tuple[RowVectors, Tensor | None]:
         batch = learnt.collate(rows[part])

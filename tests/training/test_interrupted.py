@@ -16,7 +16,7 @@ from lmtool.runs.history import RunHistory
 from lmtool.runs.listing import summarize_run
 from lmtool.runs.load import load_run
 from lmtool.training.data import TextData
-from lmtool.training.events import AlreadyFinished, Sampled, Stepped
+from lmtool.training.events import RunAlreadyFinished, SamplesGenerated, StepCompleted
 from tests.support.cases import nightly_but
 from tests.support.training import (
     Work,
@@ -53,7 +53,7 @@ def weights(work: Work, step: int, name: str = "run") -> bytes:
 def test_its_last_step_is_validated_and_told(work: Work) -> None:
     told = work.pretrain(*SAMPLES, stop=after(6))
     assert step_numbers(told) == list(range(1, 7))
-    last = of_kind(told, Stepped)[-1]
+    last = of_kind(told, StepCompleted)[-1]
     assert last.validation is not None
     noted = session(work)["validation"]
     assert noted == {"step": 6, "loss": last.validation.loss, "is_best": last.is_best}
@@ -62,13 +62,13 @@ def test_its_last_step_is_validated_and_told(work: Work) -> None:
     assert noted["loss"] == metrics(work.run("validated"))[-1]["valid_loss"]
     # no record and no sample of it
     assert [record["valid_loss"] is not None for record in metrics(work.run())] == [False] * 3 + [True] + [False] * 2
-    assert {event.step for event in of_kind(told, Sampled)} == {4}
+    assert {event.step for event in of_kind(told, SamplesGenerated)} == {4}
 
 
 def test_a_step_that_is_validated_anyway_is_validated_once(work: Work, validations: Script) -> None:
     validations(2.0, 1.5)
     told = work.pretrain(stop=after(8))
-    assert [event.step.step for event in of_kind(told, Stepped) if event.validation] == [4, 8]
+    assert [event.step.step for event in of_kind(told, StepCompleted) if event.validation] == [4, 8]
     assert "validation" not in session(work)
     assert ended(told).best_step == 8
 
@@ -103,7 +103,7 @@ def test_a_former_best_goes_also_after_a_kill_at_the_end(
     (work.run() / "checkpoints" / ".tmp-step-000010").mkdir()
     monkeypatch.setattr(saving, "prune_checkpoints", genuine)
     assert Run.open(work.run()).state == "stopped"
-    assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
+    assert work.resume() == [RunAlreadyFinished(work.run(), 12, early=False)]
     assert Run.open(work.run()).state == "finished"
     assert [path.name for path in (work.run() / "checkpoints").iterdir()] == ["step-000012"]
 
@@ -184,7 +184,7 @@ def test_a_finished_run_drops_it(work: Work, validations: Script, patience: int 
     assert optimizers(work) == []
     assert load_run(str(work.run())).step == 4
     assert all(not saved.problem for saved in summarize_run(work.run()).checkpoints)
-    assert work.resume() == [AlreadyFinished(work.run(), kept[-1], early=patience is not None)]
+    assert work.resume() == [RunAlreadyFinished(work.run(), kept[-1], early=patience is not None)]
 
 
 def test_one_that_is_interrupted_keeps_it(work: Work) -> None:

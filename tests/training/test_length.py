@@ -18,8 +18,8 @@ from lmtool.runs.reference import read_verified_tokenizer
 from lmtool.runs.uncertainty import N_FOLDS
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
 from lmtool.training import finetuning, folds, length, session
-from lmtool.training.data import prepare_text
-from lmtool.training.events import DurationEstimate, FitStarted, Stepped, StepsChanged
+from lmtool.training.data import tokenize_training_text
+from lmtool.training.events import DurationEstimate, StepCompleted, StepCountChanged, TrainingStarted
 from lmtool.training.fit import fit
 from lmtool.training.folds import MAX_TRAINED_ROWS
 from tests.support.cases import nightly_but
@@ -79,7 +79,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.0)
     monkeypatch.setattr(length, "MIN_PROBE_STEPS", 1)
     monkeypatch.setattr(length.MeasuredDurations, "count_steps_within", lambda *_: steps - 1)
-    monkeypatch.setattr(length, "steps_by_deadline", lambda recipe, *_: recipe.training.steps)
+    monkeypatch.setattr(length, "count_steps_by_deadline", lambda recipe, *_: recipe.training.steps)
 
 
 @pytest.mark.parametrize("budget", ["training.tokens=1280", "training.minutes=0.02"])
@@ -101,17 +101,17 @@ def test_the_length_follows_the_speed(work: Work, monkeypatch: pytest.MonkeyPatc
         return last if len(asked) == 2 else recipe.training.steps
 
     planned(monkeypatch, 24)
-    monkeypatch.setattr(length, "steps_by_deadline", steps)
+    monkeypatch.setattr(length, "count_steps_by_deadline", steps)
     schedule = "schedule={kind: linear, warmup_steps: 2, decay_fraction: 0.5}"
     told = work.pretrain("training.minutes=1", schedule, name="timed")
     assert asked[:2] == [2, 4]
-    assert [event.steps for event in of_kind(told, StepsChanged)] == [24, last]
+    assert [event.steps for event in of_kind(told, StepCountChanged)] == [24, last]
     kept = load(work.run("timed") / "recipe.yaml").recipe
     assert (kept.training.steps, kept.evaluation.every) == (last, math.ceil(last / 12))
     assert ended(told).step == last
     monkeypatch.undo()
     plain = work.pretrain(f"training.steps={last}", schedule, f"evaluation.every={last}", name="plain")
-    validated = {event.step.step: event.validation for event in of_kind(told, Stepped)}
+    validated = {event.step.step: event.validation for event in of_kind(told, StepCompleted)}
     assert validated[last] is not None
     assert validated[last].loss == ended(plain).best_value
 
@@ -120,10 +120,10 @@ def test_pairs_of_sentences_are_validated_also_when_the_length_has_changed(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned(monkeypatch, 6)
-    monkeypatch.setattr(length, "steps_by_deadline", lambda *_: 4)
+    monkeypatch.setattr(length, "count_steps_by_deadline", lambda *_: 4)
     told = work.pretrain("training.minutes=1", *BERT, "evaluation.every=1")
-    assert [event.steps for event in of_kind(told, StepsChanged)] == [6, 4]
-    validated = [event.validation for event in of_kind(told, Stepped)]
+    assert [event.steps for event in of_kind(told, StepCountChanged)] == [6, 4]
+    validated = [event.validation for event in of_kind(told, StepCompleted)]
     assert [set(one.metrics) for one in validated if one is not None] == [{"next-sentence-accuracy"}] * 4
 
 
@@ -148,7 +148,7 @@ def test_word_vectors_have_a_length_but_for_lone_words(
     told = work.pretrain(*settings, "data.documents=whole")
     assert ended(told).step == recipe_of(work).training.steps
     if "epochs" in budget:
-        assert [event.epochs for event in of_kind(told, FitStarted)] == [2]
+        assert [event.epochs for event in of_kind(told, TrainingStarted)] == [2]
 
 
 @pytest.mark.parametrize("kind", ["skip-gram", "cbow"])
@@ -191,7 +191,7 @@ def test_the_time_of_rows_of_any_length_is_that_of_all_of_them(
     parts = ("model.context=256", f"model.shape={shape}", "objective.kind=seq2seq", "tokenizer.kind=char")
     events = work.learn_table(work.recipe, pairs_of_any_length(work), *parts, "training.steps=30")
     (told,) = of_kind(events, DurationEstimate)
-    steps = [event.step.n_computed for event in of_kind(events, Stepped)]
+    steps = [event.step.n_computed for event in of_kind(events, StepCompleted)]
     assert told.seconds == pytest.approx(0.01 * sum(steps[-told.steps :]), rel=0.15)
 
 
@@ -216,9 +216,9 @@ def test_a_speed_counts_what_is_computed(work: Work) -> None:
     tokenizer = read_verified_tokenizer(Run.open(work.run()))
     _, data = read_and_encode_tables(recipe_of(work), open_training_tables(recipe_of(work).data), tokenizer, None)
     longest = max(len(row.tokens) for row in data.tasks[0].train)
-    assert {event.step.n_computed for event in of_kind(events, Stepped)} == {72 * longest}
+    assert {event.step.n_computed for event in of_kind(events, StepCompleted)} == {72 * longest}
     masked = work.pretrain("model.shape=encoder", "objective.kind=masked", name="masked")
-    assert {event.step.n_computed for event in of_kind(masked, Stepped)} == {8 * 16}
+    assert {event.step.n_computed for event in of_kind(masked, StepCompleted)} == {8 * 16}
 
 
 # Tables have minutes too
@@ -229,7 +229,7 @@ def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypat
     work.pretrain(name="base")
     charged(monkeypatch, 0.01)
     monkeypatch.setattr(length, "FORWARD_FRACTION", 0.0)
-    monkeypatch.setattr(length, "steps_by_deadline", lambda recipe, *_: recipe.training.steps)
+    monkeypatch.setattr(length, "count_steps_by_deadline", lambda recipe, *_: recipe.training.steps)
     ticking(monkeypatch)
     others = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null")
     many = work.folder / "many.csv"
@@ -247,9 +247,9 @@ def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypat
         limits = f"training.minutes={minutes}", f"data.valid_fraction={held}"
         name = f"for-{minutes}-{held}-{times}"
         told = work.finetune(*limits, *others, source=work.run("base"), table=table, name=name)
-        computed = sum(event.step.n_computed for event in of_kind(told, Stepped))
+        computed = sum(event.step.n_computed for event in of_kind(told, StepCompleted))
         assert 0.01 * times * computed == pytest.approx(60 * minutes, rel=0.2)
-        assert of_kind(told, StepsChanged)
+        assert of_kind(told, StepCountChanged)
 
 
 def test_models_that_score_rows_have_the_schedule_of_the_run(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def test_the_minutes_that_are_named_are_enough_for_a_pass(
     work.text.write_text(words(3000))
     for settings in (("training.steps=1",), ("training.minutes=0.0001",), ("training.tokens=200",)):
         resolved = load(work.recipe, [*settings, Setting("data.train", [str(work.text)], "TEXT")])
-        read, data = prepare_text(resolved.recipe, None, World(), no_report)
+        read, data = tokenize_training_text(resolved.recipe, None, World(), no_report)
         speed = length.MeasuredDurations("token", step_seconds, 128.0, validation, 5.0)
         recipe, _ = length.set_steps_from_data(read, data)
         if recipe.training.minutes is not None:

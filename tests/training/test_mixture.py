@@ -18,7 +18,7 @@ from lmtool.interop.resolve import resolve_reference
 from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.runs.files import StreamPosition
-from lmtool.training.data import TextData, prepare_text
+from lmtool.training.data import TextData, tokenize_training_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from lmtool.training.train import train
@@ -44,7 +44,7 @@ def mixed(work: Work, *overrides: str, **shares: float) -> ResolvedRecipe:
 
 
 def prepared(work: Work, *overrides: str, **shares: float) -> TextData:
-    return prepare_text(mixed(work, *overrides, **shares).recipe, None, World(), no_report)[1]
+    return tokenize_training_text(mixed(work, *overrides, **shares).recipe, None, World(), no_report)[1]
 
 
 def pretrained(work: Work, settings: list[Setting], name: str, source: str | None = None, **options: Any) -> list[Any]:
@@ -54,7 +54,7 @@ def pretrained(work: Work, settings: list[Setting], name: str, source: str | Non
 def test_texts_have_their_shares(work: Work) -> None:
     data = prepared(work)
     tokenizer = data.prompt_format.tokenizer
-    examples = data.examples(data.objective)
+    examples = data.make_examples(data.objective)
     read = [tokenizer.decode(one.tokens.tolist()) for one in examples.read(np.arange(1000))]
     assert [sum(case(text) == text for text in read) for case in (str.upper, str.lower)] == [250, 750]
     again = examples.read(np.array([999, 3]))
@@ -67,7 +67,7 @@ def test_texts_have_their_shares(work: Work) -> None:
 def test_every_text_is_read_as_often_as_it_takes(work: Work) -> None:
     """A text of few windows is read again, shuffled anew, while the other is not at its end."""
     data = prepared(work, web=1, code=9)
-    examples = data.examples(data.objective)
+    examples = data.make_examples(data.objective)
     read = [tuple(one.tokens.tolist()) for one in examples.read(np.arange(2 * examples.per_epoch))]
     assert len(set(read)) < len(read)
 
@@ -111,7 +111,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def streamed(data: TextData, *marks: StreamPosition) -> Iterator[StreamedMixture]:
     with data.open_streams_for_training(CPU, marks):
-        examples = data.examples(data.objective)
+        examples = data.make_examples(data.objective)
         assert isinstance(examples, StreamedMixture)
         yield examples
 
@@ -197,9 +197,9 @@ def test_texts_are_streamed_where_they_are_large_together(work: Work, monkeypatc
     sizes = [(work.folder / "web.txt").stat().st_size, (work.folder / "code" / "0.txt").stat().st_size * 2]
     monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", sum(sizes) - 200)
     assert max(sizes) < streaming.STREAM_FROM_BYTES
-    assert prepare_text(recipe, None, World(), no_report)[0].data.stream is True
+    assert tokenize_training_text(recipe, None, World(), no_report)[0].data.stream is True
     monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", 2 * sum(sizes))
-    assert prepare_text(recipe, None, World(), no_report)[0].data.stream is False
+    assert tokenize_training_text(recipe, None, World(), no_report)[0].data.stream is False
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -12,7 +12,7 @@ from lmtool.recipe.load import Setting, parse_settings
 from lmtool.runs import load as loading
 from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData
-from lmtool.training.events import Stepped
+from lmtool.training.events import StepCompleted
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.train import train
 from tests.support.training import Work, after, documents, no_report, of_kind, words
@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def validations(events: list[Any]) -> int:
-    return sum(event.validation is not None for event in of_kind(events, Stepped))
+    return sum(event.validation is not None for event in of_kind(events, StepCompleted))
 
 
 @pytest.mark.parametrize("length", ["training.steps=12", "training.minutes=0.005"])

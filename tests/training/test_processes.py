@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.runs.checkpoint import list_checkpoints, verify_checkpoint
+from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
 from lmtool.runs.directory import Run
 from lmtool.runs.load import load_run
 from lmtool.tasks.predict import predict_table_lazily
@@ -69,7 +69,7 @@ def test_two_processes(work: Work) -> None:
     left = list_checkpoints(work.run() / "checkpoints")
     assert left
     for at, path in left:
-        assert verify_checkpoint(path).step == at
+        assert open_and_verify_checkpoint(path).step == at
     assert Run.open(work.run()).state == "stopped"
     assert ended(work.resume(f"training.steps={left[-1][0] + 2}")).reason == "finished"
 

@@ -13,7 +13,7 @@ from lmtool.compute.processes import World
 from lmtool.report.training import render_runs_page
 from lmtool.runs.directory import PROFILE, Run
 from lmtool.runs.history import RunHistory
-from lmtool.training.events import FitStarted, Info
+from lmtool.training.events import Info, TrainingStarted
 from tests.support.cli import CommandLine
 from tests.support.processes import TOGETHER
 from tests.support.training import Work, after, lasting, metrics, of_kind, warnings_in
@@ -84,11 +84,11 @@ def test_each_process_writes_its_own_trace(work: Work) -> None:
 
 def test_utilization_is_the_share_of_the_speed_at_the_peak(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU whose peak is 1e9 FLOP/s stands in for this device, a CPU, of which nothing is said."""
-    assert [event.peak_speed for event in of_kind(work.pretrain(name="unknown"), FitStarted)] == [None]
+    assert [event.peak_speed for event in of_kind(work.pretrain(name="unknown"), TrainingStarted)] == [None]
     assert all("mfu" not in record for record in metrics(work.run("unknown")))
     assert "Utilization over steps" not in render_runs_page([RunHistory.from_run(Run.open(work.run("unknown")))])
     monkeypatch.setattr(ExecutionContext, "peak_flops", 1e9)
-    (plan,) = of_kind(work.pretrain(), FitStarted)
+    (plan,) = of_kind(work.pretrain(), TrainingStarted)
     assert plan.peak_speed is not None
     assert 1e9 / plan.peak_speed > 6 * 16 * 16 * 12  # of the matrices of a layer
     for record in metrics(work.run()):
@@ -105,7 +105,7 @@ def test_it_is_not_known_where_weights_are_frozen_or_rows_are_of_a_table(
         work.pretrain("tuning.lora={rank: 2}", source=work.run(), name="lora"),
         work.finetune(source=work.run()),
     ):
-        assert [event.peak_speed for event in of_kind(told, FitStarted)] == [None]
+        assert [event.peak_speed for event in of_kind(told, TrainingStarted)] == [None]
 
 
 def test_the_peak_follows_from_the_name_of_the_gpu_and_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from lmtool.runs.directory import Run
 from lmtool.runs.files import ValidationState
 from lmtool.tasks.data import TableData
 from lmtool.training import finetuning, train
-from lmtool.training.events import AlreadyFinished, Info
+from lmtool.training.events import Info, RunAlreadyFinished
 from tests.support.cases import nightly_but
 from tests.support.cli import CommandLine
 from tests.support.training import (
@@ -220,21 +220,21 @@ def test_so_it_is_where_the_run_is_finished(key: str, bases: Bases) -> None:
     assert differences.keys() <= {key, "evaluation.every"}
     without_effect = key == "evaluation.interpolate"  # the run has no baseline
     goes_on = key in ("training.steps", "evaluation.baseline") or (CHANGE_RULES[key].resets and not without_effect)
-    assert isinstance(told[-1], AlreadyFinished) != bool(goes_on)
+    assert isinstance(told[-1], RunAlreadyFinished) != bool(goes_on)
     if not goes_on:
         assert [event.text.split()[0] for event in of_kind(told[:-1], Info)] == [
             one for one in differences if one == key
         ]
     assert Run.open(work.run()).state == "finished"
     if key != "training.steps":
-        assert isinstance(work.resume(override)[-1], AlreadyFinished)
-    assert work.resume() == [AlreadyFinished(work.run(), written(work.run()).training.steps, early=False)]
+        assert isinstance(work.resume(override)[-1], RunAlreadyFinished)
+    assert work.resume() == [RunAlreadyFinished(work.run(), written(work.run()).training.steps, early=False)]
 
 
 def test_what_is_fitted_once_does_not_go_on(work: Work) -> None:
     rows = [f"the cat {'ran home' if i % 2 else 'sat'} {i % 5},{'ab'[i % 2]}" for i in range(40)]
     work.learn_table("linear", write_table(work.folder / "table.csv", rows))
-    assert work.resume() == [AlreadyFinished(work.run(), 1, early=False, can_go_on=False)]
+    assert work.resume() == [RunAlreadyFinished(work.run(), 1, early=False, can_go_on=False)]
 
 
 @pytest.mark.parametrize(("name", "tells"), [("stopped", True), ("finished", False)])

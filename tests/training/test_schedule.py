@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.training import Schedule
-from lmtool.training.length import min_total_steps_keeping_schedule, steps_by_deadline
-from lmtool.training.schedule import learning_rate_factor, warn_of_tiny_inverse_sqrt_rate
+from lmtool.training.length import count_steps_by_deadline, min_total_steps_keeping_schedule
+from lmtool.training.schedule import learning_rate_factor, tiny_inverse_sqrt_rate_warning
 from tests.reference import schedules as reference
 
 
@@ -60,7 +60,7 @@ def test_the_pace_follows_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     def steps(until: float, planned: int, most: int = 10**9, done: int = 10) -> int:
         schedule = "{kind: linear, warmup_steps: 5, decay_fraction: 0.5}"
         recipe = load("tiny", [f"schedule={schedule}", f"training.steps={planned}"]).recipe
-        return steps_by_deadline(recipe, done, 0.0, until, most)
+        return count_steps_by_deadline(recipe, done, 0.0, until, most)
 
     assert steps(100.0, 30) == steps(100.0, 200) == 50
     assert steps(100.0, 49) == 49
@@ -72,7 +72,7 @@ def test_the_pace_follows_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rate_of_another_schedule_is_doubted() -> None:
     def told(lr: float, kind: str = "inverse-square-root") -> str | None:
         overrides = [f"optimizer.lr={lr}", f"schedule={{kind: {kind}, warmup_steps: 400}}", "model.d_model=64"]
-        return warn_of_tiny_inverse_sqrt_rate(load("transformer-tiny", overrides).recipe)
+        return tiny_inverse_sqrt_rate_warning(load("transformer-tiny", overrides).recipe)
 
     said = told(1e-3)
     assert said is not None

@@ -16,7 +16,7 @@ import torch
 
 from lmtool.compute.device import CPU, ExecutionContext
 from lmtool.compute.processes import World
-from lmtool.compute.shards import ShardedBuild, is_sharded, own_row_range, own_rows
+from lmtool.compute.shards import ShardNewParameters, get_local_row_range, get_local_rows, is_sharded
 from lmtool.errors import UsageError
 from lmtool.evaluation.perplexity import measure_perplexity
 from lmtool.interop.resolve import resolve_reference
@@ -24,7 +24,7 @@ from lmtool.model.size import estimate_min_training_bytes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Tuning
 from lmtool.runs import load as loading
-from lmtool.runs.checkpoint import list_checkpoints, verify_checkpoint
+from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
 from lmtool.runs.load import build_for_training, load_run, load_weights
 from lmtool.training.plan import _must_shard, check_same_inputs_in_all_processes
 from tests.compute.together import together
@@ -67,7 +67,7 @@ def assert_alike(found: Path, expected: Path) -> None:
         near = (5e-3 if key == "grad_norm" else 5e-4) if rough else 1e-5
         assert [record[key] for record in ours] == pytest.approx([record[key] for record in theirs], abs=near), key
     last = max(path.name for path in (expected / "checkpoints").iterdir())
-    weights, others = (verify_checkpoint(run / "checkpoints" / last).load_model() for run in (found, expected))
+    weights, others = (open_and_verify_checkpoint(run / "checkpoints" / last).load_model() for run in (found, expected))
     assert weights.keys() == others.keys()
     for name, weight in weights.items():
         torch.testing.assert_close(weight, others[name], rtol=0, atol=0.02 if rough else 2e-5)
@@ -84,13 +84,13 @@ def test_two_processes_train_as_one(place: Work) -> None:
     assert (place.run("sharded bfloat16") / "samples.jsonl").read_text().count("\n") == 2
     for name in RECIPES:
         saved = [checkpoint for _, checkpoint in list_checkpoints(place.run(f"sharded {name}") / "checkpoints")]
-        assert [verify_checkpoint(checkpoint).n_shards for checkpoint in saved] == [2, 2]
+        assert [open_and_verify_checkpoint(checkpoint).n_shards for checkpoint in saved] == [2, 2]
     results = [(place.run(f"{name}lora") / "metrics.json").read_text() for name in ("", "sharded ")]
     assert len(results[0]) > 10
     for name in ("adamw", "muon"):
         assert_loaded_by_rows(place, f"sharded {name}")
     for name in MEASURED:
-        alone = measure_perplexity(str(place.run(name)), [str(place.text)], device="cpu").record()
+        alone = measure_perplexity(str(place.run(name)), [str(place.text)], device="cpu").to_record()
         found = json.loads((place.folder / f"{name}.json").read_text())
         assert found.keys() == alone.keys()
         assert found["loss"] == pytest.approx(alone["loss"], abs=1e-5)
@@ -110,7 +110,10 @@ def test_any_number_of_processes_goes_on(place: Work, recipe: str) -> None:
     back = place.run(f"{recipe} back")
     shutil.copytree(place.run(recipe), back)
     processes(place, 4, f"resume:{back.name}")
-    assert [verify_checkpoint(saved).n_shards for _, saved in list_checkpoints(back / "checkpoints")][-2:] == [1, 4]
+    assert [open_and_verify_checkpoint(saved).n_shards for _, saved in list_checkpoints(back / "checkpoints")][-2:] == [
+        1,
+        4,
+    ]
     (warning,) = warnings_in(place.resume("training.steps=+2", name=back.name))
     assert "processes 4 -> 1" in warning
     assert "sharded True -> None" in warning
@@ -127,7 +130,7 @@ def assert_loaded_by_rows(place: Work, source: str) -> None:
         is_own = not labelled and source != "lora"
 
         def learned(
-            shards: ShardedBuild | None, recipe: Recipe = recipe, is_own: bool = is_own
+            shards: ShardNewParameters | None, recipe: Recipe = recipe, is_own: bool = is_own
         ) -> dict[str, torch.Tensor]:
             begun = None if is_own else base
             lm, _ = build_for_training(recipe, base.tokenizer, CPU, lambda lm: None, base=begun, shards=shards)
@@ -137,9 +140,9 @@ def assert_loaded_by_rows(place: Work, source: str) -> None:
 
         whole = learned(None)
         for rank in range(3):
-            for name, tensor in learned(ShardedBuild(rank, 3)).items():
-                own = whole[name][own_row_range(tensor)] if is_sharded(tensor) else whole[name]
-                assert torch.equal(own_rows(tensor), own), name
+            for name, tensor in learned(ShardNewParameters(rank, 3)).items():
+                own = whole[name][get_local_row_range(tensor)] if is_sharded(tensor) else whole[name]
+                assert torch.equal(get_local_rows(tensor), own), name
 
 
 @pytest.mark.system

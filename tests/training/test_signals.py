@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lmtool.runs.checkpoint import list_checkpoints, verify_checkpoint
+from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
 from lmtool.runs.directory import Run
 from tests.support.training import Work, after, ended, lasting, metrics, write_table
 from tests.training.programs import LMTOOL, output, pretraining, saved, start, wait_until
@@ -61,7 +61,7 @@ def test_a_second_signal_leaves_at_once(work: Work) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 143
     (*_, (step, path)) = list_checkpoints(work.run() / "checkpoints")
-    assert (step, verify_checkpoint(path).step) == (6, 6)
+    assert (step, open_and_verify_checkpoint(path).step) == (6, 6)
     assert [record["step"] for record in metrics(work.run())] == list(range(1, 6))
     assert ended(work.resume("training.steps=8")).step == 8
     work.pretrain("training.steps=50", "evaluation.every=6", name="whole", stop=after(6))

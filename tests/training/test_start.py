@@ -23,14 +23,14 @@ from lmtool.compute.processes import PeerEnded, World
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
 from lmtool.recipe.spec.training import Checkpointing
 from lmtool.runs import load
-from lmtool.runs.checkpoint import list_checkpoints, verify_checkpoint
+from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
 from lmtool.runs.directory import Run
 from lmtool.runs.load import build_model, load_run
 from lmtool.storage import durable
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import plan
 from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
-from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Saved, Stepped
+from lmtool.training.events import CheckpointSaved, RunAlreadyFinished, SamplesGenerated, StepCompleted, TrainingStarted
 from lmtool.training.resuming import resume
 from tests.support import tiny
 from tests.support.cases import nightly_but
@@ -59,7 +59,7 @@ PROMPTS = "evaluation.prompts=[the, a cat]"
 
 
 def test_metrics_have_the_names_that_other_programs_read(work: Work) -> None:
-    (begun,) = of_kind(work.pretrain(), FitStarted)
+    (begun,) = of_kind(work.pretrain(), TrainingStarted)
     assert (begun.steps, begun.first_step, begun.batch_units) == (12, 0, 8 * 16)
     records = metrics(work.run())
     assert [record["step"] for record in records] == list(range(1, 13))
@@ -79,7 +79,7 @@ def test_the_last_and_the_best_checkpoints_stay(work: Work, validations: Script)
     assert (ended(events).best_step, ended(events).best_value) == (4, 2.0)
     assert checkpoint_steps(work.run()) == [4, 10, 12]
     assert load_run(str(work.run())).step == 4
-    assert [event.path.name for event in of_kind(events, Saved)] == [f"step-{n:06d}" for n in range(2, 13, 2)]
+    assert [event.path.name for event in of_kind(events, CheckpointSaved)] == [f"step-{n:06d}" for n in range(2, 13, 2)]
 
 
 @pytest.mark.parametrize(("keep_last", "steps"), [(9, [3, 6, 9, 12]), (1, [9, 12])])
@@ -99,7 +99,7 @@ def test_training_stops_when_patience_runs_out(work: Work, validations: Script) 
     assert (last.reason, last.step, last.best_step) == ("early", 10, 4)
     assert checkpoint_steps(work.run()) == [4, 8, 10]
     assert Run.open(work.run()).state == "finished"
-    assert work.resume() == [AlreadyFinished(work.run(), 10, early=True)]
+    assert work.resume() == [RunAlreadyFinished(work.run(), 10, early=True)]
     validations(2.3)
     last = ended(work.resume("evaluation.patience=4"))
     assert (last.reason, last.step, last.best_step) == ("early", 12, 4)
@@ -117,7 +117,7 @@ def test_numerical_errors_leave_the_last_checkpoint(work: Work) -> None:
     (step,) = map(int, re.findall(r"step (\d+)", caught.value.what))
     assert checkpoint_steps(work.run())[-1] == step - 1
     for _, path in list_checkpoints(work.run() / "checkpoints"):
-        weights = verify_checkpoint(path).load_model()
+        weights = open_and_verify_checkpoint(path).load_model()
         assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
     assert Run.open(work.run()).state == "stopped"
     assert metrics(work.run())[-1]["step"] == step - 1
@@ -148,9 +148,9 @@ def test_out_of_memory_is_told_from_the_first_step_on(work: Work, monkeypatch: p
     assert [text for text in warnings_in(events) if "memory" in text] == [
         "out of memory: 2 rows at once from now on; the batch stays the same"
     ]
-    assert [event.step.micro_batch for event in of_kind(events, Stepped)] == [8] * (first - 1) + [2] * (7 - first)
+    assert [event.step.micro_batch for event in of_kind(events, StepCompleted)] == [8] * (first - 1) + [2] * (7 - first)
     monkeypatch.setattr(load, "build_model", build_model)
-    assert {event.step.micro_batch for event in of_kind(work.resume(), Stepped)} == {2}
+    assert {event.step.micro_batch for event in of_kind(work.resume(), StepCompleted)} == {2}
 
 
 # Resumed runs are the same, bitwise
@@ -193,11 +193,11 @@ def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.Mon
     model.eval()
     with torch.no_grad():
         assert torch.equal(model.logits(model(batch).hidden_BTD), loaded.model.logits(loaded.model(batch).hidden_BTD))
-    told = [(event.step, event.prompt, event.text) for event in of_kind(events, Sampled)]
+    told = [(event.step, event.prompt, event.text) for event in of_kind(events, SamplesGenerated)]
     assert [line[:2] for line in told] == [(step, prompt) for step in (4, 8, 12) for prompt in ("the", "a cat")]
     logged = map(json.loads, (work.run() / "samples.jsonl").read_text().splitlines())
     assert [(line["step"], line["prompt"], line["text"]) for line in logged] == told
-    for event in of_kind(events, Sampled)[-2:]:
+    for event in of_kind(events, SamplesGenerated)[-2:]:
         options = ["--max-new-tokens", "12", "--seed", "1", "--json"]
         named = str(work.run() / "checkpoints" / "step-000012")
         done = CliRunner().invoke(app, ["generate", event.prompt, "--run", named, *options])
@@ -264,8 +264,8 @@ def test_a_changed_setup_is_told(work: Work, monkeypatch: pytest.MonkeyPatch) ->
     (warning,) = warnings_in(events)
     for change in ("precision float32 -> bfloat16", "micro_batch auto -> 3", "threads", "-> 64"):
         assert change in warning
-    assert {event.step.micro_batch for event in of_kind(events, Stepped)} == {3}
-    assert [begun.first_step for begun in of_kind(events, FitStarted)] == [4]
+    assert {event.step.micro_batch for event in of_kind(events, StepCompleted)} == {3}
+    assert [begun.first_step for begun in of_kind(events, TrainingStarted)] == [4]
 
 
 @pytest.mark.parametrize("how", nightly_but(["bit", "cut", "missing"], "bit"))
@@ -366,9 +366,9 @@ def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch:
 
     monkeypatch.setattr(durable, "write_new_file", write_new)
     told = [
-        event.step.step if isinstance(event, Stepped) else event.path.name
+        event.step.step if isinstance(event, StepCompleted) else event.path.name
         for event in work.pretrain(BACKGROUND, "checkpoint.keep_last=9", stop=stop)
-        if isinstance(event, Stepped | Saved)
+        if isinstance(event, StepCompleted | CheckpointSaved)
     ]
     assert told[:6] == [1, 2, 3, "step-000002", 4, "step-000004"]
     assert told.index("step-000012") == len(told) - 1
@@ -416,7 +416,7 @@ def test_a_batch_that_processes_cannot_share(work: Work) -> None:
 def test_a_compiled_model_trains_like_one_that_is_not(work: Work) -> None:
     plain = work.pretrain("model.dropout=0", name="plain")
     compiled = work.pretrain("model.dropout=0", "training.compile=true", name="compiled")
-    losses = [[event.step.loss for event in of_kind(events, Stepped)] for events in (plain, compiled)]
+    losses = [[event.step.loss for event in of_kind(events, StepCompleted)] for events in (plain, compiled)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     (warning,) = warnings_in(work.resume("training.compile=false", "training.steps=+1", name="compiled"))
     assert "compile True -> False" in warning

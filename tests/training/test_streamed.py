@@ -31,7 +31,7 @@ from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.storage.durable import cache_folder, make_parent_and_scratch_folder
 from lmtool.training import train
-from lmtool.training.data import TextData, prepare_text
+from lmtool.training.data import TextData, tokenize_training_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedWindows
 from tests.support.errors import refuses
@@ -69,7 +69,7 @@ def settings(work: Work, *overrides: str) -> list[Setting]:
 @pytest.fixture
 def data(work: Work, folder: Path) -> TextData:
     """The data of a run that streams them."""
-    return prepare_text(load(work.recipe, settings(work)).recipe, None, World(), no_report)[1]
+    return tokenize_training_text(load(work.recipe, settings(work)).recipe, None, World(), no_report)[1]
 
 
 def pretrained(work: Work, *overrides: str, name: str = "run", **options: Any) -> list[Any]:
@@ -78,7 +78,7 @@ def pretrained(work: Work, *overrides: str, name: str = "run", **options: Any) -
 
 
 def examples_of(data: TextData) -> StreamedWindows:
-    examples = data.examples(data.objective)
+    examples = data.make_examples(data.objective)
     assert isinstance(examples, StreamedWindows)
     return examples
 
@@ -300,7 +300,7 @@ def test_a_full_disk_ends_the_run(data: TextData, monkeypatch: pytest.MonkeyPatc
 
 
 def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
-    _, data = prepare_text(
+    _, data = tokenize_training_text(
         load(work.recipe, settings(work, f"data.valid={work.text}")).recipe, None, World(), no_report
     )
     with data.open_streams_for_training(CPU):
@@ -311,11 +311,11 @@ def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
 
 def test_small_text_is_not_streamed_by_default(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load(work.recipe, [f"data.train={folder}"]).recipe
-    assert prepare_text(recipe, None, World(), no_report)[0].data.stream is False
+    assert tokenize_training_text(recipe, None, World(), no_report)[0].data.stream is False
     monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", 1000)
-    assert prepare_text(recipe, None, World(), no_report)[0].data.stream is True
+    assert tokenize_training_text(recipe, None, World(), no_report)[0].data.stream is True
     epochs = load(work.recipe, [f"data.train={folder}", "training.epochs=2"]).recipe
-    assert prepare_text(epochs, None, World(), no_report)[0].data.stream is False
+    assert tokenize_training_text(epochs, None, World(), no_report)[0].data.stream is False
 
 
 def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> None:
@@ -332,7 +332,7 @@ def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> No
 def test_one_file_that_is_one_document_is_refused(work: Work, folder: Path) -> None:
     recipe = load(work.recipe, [f"data.train={folder}/0.txt", "data.stream=true", "data.documents=whole"]).recipe
     with pytest.raises(DataError, match="one document") as caught:
-        prepare_text(recipe, None, World(), no_report)
+        tokenize_training_text(recipe, None, World(), no_report)
     assert "data.documents" in caught.value.fix
 
 

@@ -18,11 +18,11 @@ from lmtool.model.lora import adapter_parameter_names
 from lmtool.recipe.finetuning import ADAPTER_LR, TRAINED_LR
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.training import AdamW
-from lmtool.runs.checkpoint import verify_checkpoint
+from lmtool.runs.checkpoint import open_and_verify_checkpoint
 from lmtool.runs.directory import Run
 from lmtool.runs.load import load_run, load_trained_model, read_merged_weights
 from lmtool.storage.records import encode_with_checksum
-from lmtool.training.events import FitStarted
+from lmtool.training.events import TrainingStarted
 from lmtool.training.finetuning import plan_finetuning
 from tests.support.cases import nightly_but
 from tests.support.damage import flip_bit
@@ -55,7 +55,7 @@ def base(work: Work, pretrained: Path) -> Path:
 
 
 def weights(run: Path, step: int) -> dict[str, Tensor]:
-    return verify_checkpoint(run / "checkpoints" / f"step-{step:06d}").load_model()
+    return open_and_verify_checkpoint(run / "checkpoints" / f"step-{step:06d}").load_model()
 
 
 def model_of(run: Path) -> LanguageModel:
@@ -101,7 +101,7 @@ def test_a_language_model_with_adapters_goes_on_bit_for_bit(work: Work, base: Pa
 
 def test_only_the_head_learns_on_a_frozen_body(work: Work, base: Path) -> None:
     events = work.finetune("tuning.freeze=body", "objective.pool=attention", "checkpoint.keep_last=9", source=base)
-    (plan,) = of_kind(events, FitStarted)
+    (plan,) = of_kind(events, TrainingStarted)
     run = work.run("tuned")
     learnt = changed(weights(run, 10), weights(run, 12))
     assert learnt == {"head.weight", "pool.key.weight", "pool.key.bias", "pool.query.weight"}
@@ -127,14 +127,14 @@ def test_another_task_takes_the_body_and_gets_a_new_head(work: Work, base: Path)
 
 def test_embeddings_can_stay(work: Work, base: Path) -> None:
     events = work.finetune("tuning.freeze=embeddings", HOT, "checkpoint.keep_last=9", source=base)
-    (plan,) = of_kind(events, FitStarted)
+    (plan,) = of_kind(events, TrainingStarted)
     run = work.run("tuned")
     before, after = weights(run, 2), weights(run, 12)
     stay = {name for name in before if name.startswith("body.inputs.")}
     assert stay == {name for name in before if name not in changed(before, after)} - {"body.head.own"}
     assert stay
     assert plan.learning == sum(after[name].numel() for name in changed(before, after))
-    moments = verify_checkpoint(run / "checkpoints" / "step-000012").load_optimizer()
+    moments = open_and_verify_checkpoint(run / "checkpoints" / "step-000012").load_optimizer()
     assert {key.partition("/")[2] for key in moments} == changed(before, after)
 
 
@@ -176,7 +176,7 @@ def tuned(work: Work, base: Path) -> Path:
 
 
 def test_only_adapters_and_the_head_are_kept(work: Work, base: Path) -> None:
-    (plan,) = of_kind(work.finetune(LORA, HOT, source=base), FitStarted)
+    (plan,) = of_kind(work.finetune(LORA, HOT, source=base), TrainingStarted)
     tuned = work.run("tuned")
     told = Run.open(tuned).info.base
     assert (told.run, told.checkpoint, Run.open(base).info.base) == ("base", "step-000004", None)

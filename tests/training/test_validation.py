@@ -17,7 +17,7 @@ from lmtool.tasks.data import TableData
 from lmtool.training import samples
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TextData
-from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Stepped
+from lmtool.training.events import RunAlreadyFinished, SamplesGenerated, StepCompleted, TrainingStarted
 from tests.support.cases import nightly_but
 from tests.support.training import (
     Work,
@@ -77,7 +77,7 @@ def test_a_validation_that_fails_loses_no_step(work: Work, fails: Callable[[int]
     fails(99)
     told = work.resume()
     assert step_numbers(told) == list(range(step + 1, 13))
-    assert [event.step for event in of_kind(told, Sampled)][:2] == [step, step], "it was validated first"
+    assert [event.step for event in of_kind(told, SamplesGenerated)][:2] == [step, step], "it was validated first"
     assert ended(told).reason == "finished"
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
@@ -107,7 +107,7 @@ def test_patience_that_runs_out_in_a_validation_that_is_done_again(
     say(9.0)
     assert ended(work.resume()) == whole
     assert (whole.reason, whole.step, whole.best_step) == ("finished" if last == 12 else "early", last, last - 4)
-    assert work.resume() == [AlreadyFinished(work.run(), last, early=True)]
+    assert work.resume() == [RunAlreadyFinished(work.run(), last, early=True)]
 
 
 def test_samples_that_fail_are_told_and_change_nothing(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_what_is_not_finite_is_never_the_best(work: Work, validations: Script, b
         f"the validation loss of step {step} is {bad}, which cannot be the best" for step in (6, 12)
     ]
     assert (ended(told).best_step, ended(told).best_value) == (9, 2.0)
-    assert [event.is_best for event in of_kind(told, Stepped) if event.validation] == [1, 0, 1, 0]
+    assert [event.is_best for event in of_kind(told, StepCompleted) if event.validation] == [1, 0, 1, 0]
     assert load_run(str(work.run())).step == 9
     assert [record["valid_loss"] for record in metrics(work.run())][2::3] == [3.0, None, 2.0, None]
 
@@ -199,7 +199,7 @@ def test_figures_of_shorter_training_do_not_stand_for_those_of_longer(
     long = "training.steps=16"
     work.learn_table(work.recipe, classes(work), *CLASSES)
     with monkeypatch.context() as patch:
-        patch.setattr(TableData, "measure", lambda *_: [][0])
+        patch.setattr(TableData, "compute_results", lambda *_: [][0])
         with pytest.raises(IndexError):
             work.resume(long)
     work.resume(long)
@@ -207,13 +207,13 @@ def test_figures_of_shorter_training_do_not_stand_for_those_of_longer(
     best = json.loads((work.run() / "validated.json").read_text())["best_step"]
     assert record["step"] == best
     assert best > 12 or record["loss"] == pytest.approx(metrics(work.run())[best - 1]["valid_loss"])
-    assert work.resume(long) == [AlreadyFinished(work.run(), 16, early=False)]
+    assert work.resume(long) == [RunAlreadyFinished(work.run(), 16, early=False)]
 
 
 @pytest.mark.slow
 def test_a_run_of_epochs_is_trained_longer_by_steps(work: Work) -> None:
     work.pretrain(name="base")
-    (plan,) = of_kind(work.finetune("training.epochs=1", source=work.run("base"), name="run"), FitStarted)
+    (plan,) = of_kind(work.finetune("training.epochs=1", source=work.run("base"), name="run"), TrainingStarted)
     assert load(work.run() / "recipe.yaml").recipe.training.epochs is not None
     longer = f"training.steps={plan.steps + 3}"
     assert ended(work.resume(longer, stop=after(1))).reason == "interrupted"
@@ -245,7 +245,7 @@ def test_a_head_that_nothing_is_asked_of_does_not_learn(work: Work) -> None:
     assert len(heads) == 4
     assert {name for name in first if bool((first[name] == last[name]).all())} == heads
     told = work.pretrain(*IDLE, "checkpoint.keep_last=9", stop=after(5))
-    (plan,) = of_kind(told, FitStarted)
+    (plan,) = of_kind(told, TrainingStarted)
     assert plan.parameters - plan.learning == sum(first[name].numel() for name in heads)
     work.resume()
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)

@@ -12,7 +12,7 @@ from lmtool.batch import Batch
 from lmtool.errors import CheckpointError, DataError, LmtoolError, RecipeError, UsageError
 from lmtool.model.features import find_frozen_features
 from lmtool.runs.load import load_run
-from lmtool.training.events import Started
+from lmtool.training.events import RunStarted
 from tests.reference import vectors as reference
 from tests.support.cases import nightly_but
 from tests.support.training import Work, after, lasting, of_kind, write_table
@@ -56,7 +56,7 @@ def table_of(work: Work) -> Path:
 
 def data_lines(told: list[Any], part: str = "") -> list[str]:
     """What is said of the data before training begins, as far as it names a part."""
-    return [line for event in of_kind(told, Started) for line in event.data if part in line]
+    return [line for event in of_kind(told, RunStarted) for line in event.data if part in line]
 
 
 def learn(work: Work, model: str, *overrides: str, name: str = "run", **more: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from lmtool.data.files import quote
 from lmtool.data.notices import Notice
 from lmtool.data.prepare import open_and_split_texts
 from lmtool.data.survey import no_progress
-from lmtool.data.table import SkippedRows
+from lmtool.data.table import SkippedRowCounts
 from lmtool.data.text_problems import BRIEF_CHUNKS, NGRAM_WORDS, WORD, compute_ngram_overlap
 from lmtool.errors import LmtoolError
 from lmtool.printable import format_count
@@ -88,7 +88,7 @@ def _open_existing_training_text(run: Run) -> tuple[str, Iterator[DocumentChunk]
     def rows_of(one: TaskTables) -> Iterator[str]:
         held = split and split.split_of_task(one.name)
         left_out = {*held.test} if held else ()
-        rows = stream_unlabelled_rows(one.table, one.columns, SkippedRows())
+        rows = stream_unlabelled_rows(one.table, one.columns, SkippedRowCounts())
         return (" ".join(item.texts) for _, item in rows if item.row not in left_out)
 
     texts = chain.from_iterable(map(rows_of, tables))

@@ -69,7 +69,7 @@ class ActiveLearningSession:
         for entry in journal.entries:
             self._apply_entry(entry)
         self._order: list[int] = np.random.default_rng(0).permutation(len(table.rows)).tolist()
-        self._queue = learning.select_diverse(features, MIN_ANSWERS_TO_LEARN)
+        self._queue = learning.select_diverse_rows(features, MIN_ANSWERS_TO_LEARN)
         self._held: dict[str, int] = {}
         self._n_asked = 0
         self.estimate: tuple[float, float, float, int] | None = None
@@ -131,7 +131,7 @@ class ActiveLearningSession:
         hits = (i for i, (_, texts) in rows if all(word in " ".join(texts).casefold() for word in words))
         return [self.row_to_json(i) for i in islice(hits, MAX_LISTED_ROWS)]
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns how many rows have an answer, and the estimated accuracy of a model of them, as JSON values."""
         output, answers, rows = str(self.table.output), len(self.answers()), len(self._past)
         return {"output": output, "answers": answers, "rows": rows, "estimate": self.estimate}
@@ -143,7 +143,7 @@ class ActiveLearningSession:
             doubted = [(i, names) for i, names in self.wrong if self._past[i].count(self._past[i][-1]) == 1]
             wrong = [{**self.row_to_json(i), "suggested": names} for i, names in doubted[:MAX_LISTED_ROWS]]
             classes = [[name, counts[name]] for name in self.classes]
-        return {**self.record(), "multi": self.table.multi_label, "classes": classes, "wrong": wrong}
+        return {**self.to_record(), "multi": self.table.multi_label, "classes": classes, "wrong": wrong}
 
     def describe(self) -> str:
         """Returns the record in one line."""
@@ -186,17 +186,17 @@ class ActiveLearningSession:
         while self._changed.wait() and not self._ends:
             self._changed.clear()
             try:
-                self.learn_from_answers()
+                self.update_queue_and_estimates()
             except Exception:
                 log.exception("nothing was learned of the answers")
 
-    def learn_from_answers(self) -> None:
+    def update_queue_and_estimates(self) -> None:
         """Fits a model of the answers, chooses the next rows, estimates its accuracy, and looks for wrong answers."""
         answers = self.answers()
         if len(answers) >= MIN_ANSWERS_TO_LEARN and len({*answers.values()}) > 1:
             self.queue_rows_by_uncertainty(answers)
             if len(answers) >= MIN_ANSWERS_TO_ESTIMATE:
-                self._estimate_accuracy_and_doubts(answers)
+                self._estimate_accuracy_and_find_doubtful_answers(answers)
 
     def queue_rows_by_uncertainty(self, answers: Mapping[int, Labels]) -> None:
         """Chooses the next rows by a model of the answers, which must have two different labels."""
@@ -204,9 +204,9 @@ class ActiveLearningSession:
             known_NF = self._features[[*answers]]
             option_NJ, n_options = self._encode_answers_and_count_options(answers)
             p_QJK = learning.fit_and_predict_probabilities(known_NF, option_NJ, self._features[left], n_options)
-            self._queue = [left[k] for k in learning.rank_by_uncertainty(p_QJK)]
+            self._queue = [left[k] for k in learning.rank_rows_by_uncertainty(p_QJK)]
 
-    def _estimate_accuracy_and_doubts(self, answers: Mapping[int, Labels]) -> None:
+    def _estimate_accuracy_and_find_doubtful_answers(self, answers: Mapping[int, Labels]) -> None:
         from scipy.stats import binomtest
 
         rows, (option_NJ, n_options) = [*answers], self._encode_answers_and_count_options(answers)
@@ -217,7 +217,7 @@ class ActiveLearningSession:
             share = binomtest(sum(part), len(part))
             interval = share.proportion_ci(method="wilson")
             self.estimate = share.statistic, interval.low, interval.high, len(part)
-        better_NJ = learning.suggest_by_confident_learning(p_NJK, option_NJ)
+        better_NJ = learning.suggest_options_by_confident_learning(p_NJK, option_NJ)
         own_N = np.take_along_axis(p_NJK, option_NJ[..., None], 2).min((1, 2))
         doubted = [k for k in np.argsort(own_N, kind="stable") if (better_NJ[k] != option_NJ[k]).any()]
         self.wrong = [(rows[k], self._decode_labels(better_NJ[k])) for k in doubted]

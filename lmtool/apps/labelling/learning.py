@@ -88,14 +88,14 @@ def predict_out_of_fold(known_NF: RowFeatures, option_NJ: Ints, n_options: int) 
     return p_NJK
 
 
-def select_diverse(row_QF: RowFeatures, k: int) -> list[int]:
+def select_diverse_rows(row_QF: RowFeatures, k: int) -> list[int]:
     """Selects at most k rows that are far from each other, by k-means++ (Arthur and Vassilvitskii 2007)."""
     from sklearn.cluster import kmeans_plusplus
 
     return [*dict.fromkeys(kmeans_plusplus(row_QF, min(k, row_QF.shape[0]), random_state=0)[1].tolist())]
 
 
-def rank_by_uncertainty(p_QJK: Floats) -> Ints:
+def rank_rows_by_uncertainty(p_QJK: Floats) -> Ints:
     """Ranks all rows (Q), first those with the smallest margin between the two most probable options of a choice.
 
     Scheffer et al. 2001.
@@ -104,7 +104,7 @@ def rank_by_uncertainty(p_QJK: Floats) -> Ints:
     return np.argsort(margin_QJ.min(1), kind="stable")
 
 
-def suggest_by_confident_learning(p_NJK: Floats, option_NJ: Ints) -> Ints:
+def suggest_options_by_confident_learning(p_NJK: Floats, option_NJ: Ints) -> Ints:
     """Suggests options (N, J) by confident learning (Northcutt et al. 2021); one that differs corrects the answer.
 
     If the most probable option is not that of the answer, it takes the most probable one among those whose probability

@@ -6,16 +6,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmtool.data.corpus import _MAX_CELL_CHARACTERS
-from lmtool.data.files import display_path, find_files, infer_format, name_without_compression, read_nonblank_lines
+from lmtool.data.files import (
+    display_path,
+    find_files,
+    infer_format_suffix,
+    name_without_compression,
+    read_nonblank_lines,
+)
 from lmtool.data.hub import HUB_PREFIX
 from lmtool.data.rowfile import ROW_FILE_SUFFIXES, find_matching_column, require_matching_column
 from lmtool.data.stdin import STDIN
-from lmtool.data.table import SkippedRows, count_skipped_or_raise, format_csv_row, open_table
+from lmtool.data.table import SkippedRowCounts, count_skipped_or_raise, format_csv_row, open_table
 from lmtool.generation.prompts import read_lines
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.labels import normalize_label_cell
+from lmtool.tasks.labels import parse_label_cell
 from lmtool.tasks.reading import stream_unlabelled_rows
 from lmtool.tasks.schema import choose_columns
 
@@ -46,25 +52,26 @@ def get_text_columns_to_index(recipe: Recipe) -> tuple[str, ...]:
 
 def read_entries(
     sources: Iterable[str], read_options: Data, id_column: str | None = None, default_columns: Sequence[str] = ()
-) -> Generator[Entry, None, SkippedRows]:
+) -> Generator[Entry, None, SkippedRowCounts]:
     """Yields the non-blank lines of text files and of standard input ("-"), and the rows of tables.
 
     The id of the first line of a.txt is a.txt:1.
 
-    reading: options for tables; the encoding is for text files too. Its text columns are joined by a space; if it names
-        none, `default_columns` of a table that has them, else its `column`.
+    read_options: options for tables; the encoding is for text files too. Its text columns are joined by a space; if it
+        names none, `default_columns` of a table that has them, else its `column`.
     id_column: column of ids of a table.
 
     Returns the bad rows that were skipped. Raises the errors of files and tables.
     """
-    skipped = SkippedRows()
+    skipped = SkippedRowCounts()
     for source in sources:
         for name in [source] if source == STDIN or source.startswith(HUB_PREFIX) else map(str, find_files(source)):
             where, lines = display_path(Path(name)), read_nonblank_lines(Path(name), read_options.encoding)
             if name == STDIN:
                 lines = filter(str.strip, read_lines(STDIN, "input", "write a text on each line"))
             has_rows = (
-                name_without_compression(Path(name)).endswith(ROW_FILE_SUFFIXES) or infer_format(Path(name)) != ".txt"
+                name_without_compression(Path(name)).endswith(ROW_FILE_SUFFIXES)
+                or infer_format_suffix(Path(name)) != ".txt"
             )
             is_table = name.startswith(HUB_PREFIX) or has_rows
             rows: Iterable[tuple[str | int, str]] = enumerate(lines, 1)
@@ -75,7 +82,7 @@ def read_entries(
 
 
 def _iterate_ids_and_texts(
-    source: str, read_options: Data, id_column: str | None, default_columns: Sequence[str], skipped: SkippedRows
+    source: str, read_options: Data, id_column: str | None, default_columns: Sequence[str], skipped: SkippedRowCounts
 ) -> Iterator[tuple[str | int, str]]:
     """Yields the id of each row of a table, or its number without an id column, and its joined texts."""
     table = open_table(source, read_options, field_limit=_MAX_CELL_CHARACTERS)
@@ -87,7 +94,7 @@ def _iterate_ids_and_texts(
     counted = skipped if read_options.skip_bad_rows else None
     for row, item in stream_unlabelled_rows(table, columns, counted):
         if text := " ".join(filter(str.strip, item.texts)):
-            name = row.number if ids is None else normalize_label_cell(row.values[table.names.index(ids)])
+            name = row.number if ids is None else parse_label_cell(row.values[table.names.index(ids)])
             if name and not isinstance(name, tuple):
                 yield name, text
             else:

@@ -38,13 +38,13 @@ from lmtool.data.files import quote
 from lmtool.data.survey import Progress
 from lmtool.errors import CheckpointError, DataError, LmtoolError, UsageError
 from lmtool.evaluation.embedding import Vectors, embed, embed_to_unit_vectors, normalize
-from lmtool.interop.resolve import resolve_reference, resolve_without_download
+from lmtool.interop.resolve import resolve_name_without_download, resolve_reference
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Classification
-from lmtool.runs.load import LoadedModel, load_merged_and_packed
+from lmtool.runs.load import LoadedModel, load_for_inference
 from lmtool.storage import durable
 from lmtool.storage.checksum import xxh3
-from lmtool.tasks.metrics import find_positive_class
+from lmtool.tasks.metrics import find_positive_class_index
 from lmtool.tasks.predict import LabelPredictor, get_text_columns
 
 TEXTS, VECTORS, LISTS = "texts.sqlite", "vectors.f32", "vectors.faiss"
@@ -179,8 +179,8 @@ def open_index(
     """
     compute = configure_compute(device, "float32")
     try:
-        loaded = load_merged_and_packed(
-            resolve_reference(run) if run else resolve_without_download(Index(Path(path)).run), compute
+        loaded = load_for_inference(
+            resolve_reference(run) if run else resolve_name_without_download(Index(Path(path)).run), compute
         )
     except LmtoolError as error:
         if run is None and error.code == "run_not_found":
@@ -188,13 +188,13 @@ def open_index(
         raise
     if rerank is None:
         return Index(Path(path), loaded)
-    return Index(Path(path), loaded, make_cross_encoder(load_merged_and_packed(resolve_reference(rerank), compute)))
+    return Index(Path(path), loaded, make_cross_encoder(load_for_inference(resolve_reference(rerank), compute)))
 
 
 def make_cross_encoder(loaded: LoadedModel) -> LabelPredictor:
     """Makes a cross-encoder of a model of pairs. Raises UsageError unless it predicts two classes or a number."""
     classifier, spec = LabelPredictor.from_model(loaded), cast(Classification, loaded.recipe.objective)
-    is_score = spec.task == "number" or (spec.task == "class" and find_positive_class(spec.labels) is not None)
+    is_score = spec.task == "number" or (spec.task == "class" and find_positive_class_index(spec.labels) is not None)
     if not is_score or len(get_text_columns(loaded)) != 2:
         fix = "name one that was fine-tuned on pairs of texts with two classes or a number"
         raise UsageError("this run cannot rank texts for a query", where=str(loaded.run_path), fix=fix)
@@ -204,7 +204,7 @@ def make_cross_encoder(loaded: LoadedModel) -> LabelPredictor:
 def rerank_entries(cross_encoder: LabelPredictor, query: str, entries: Sequence[Entry]) -> list[Entry]:
     """Sorts texts by the score of a cross-encoder (Nogueira and Cho 2019): probability of a class, or a number."""
     p_RC = cross_encoder.compute_probabilities(cross_encoder.encode([(query, entry.text) for entry in entries]))
-    p_R = p_RC[:, find_positive_class(cross_encoder.task.labels) or 0].tolist()
+    p_R = p_RC[:, find_positive_class_index(cross_encoder.task.labels) or 0].tolist()
     scored = (entry._replace(score=p) for entry, p in zip(entries, p_R, strict=True))
     return sorted(scored, key=lambda entry: -entry.score)
 

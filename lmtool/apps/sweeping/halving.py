@@ -54,7 +54,7 @@ def make_rungs(n_runs: int, n_parallel: int, n_halvings: int) -> list[Rung]:
     return [Rung(max(min(n_parallel, n_runs), math.ceil(n_runs / ETA**i)), share) for i, share in enumerate(shares)]
 
 
-def estimate_seconds(rungs: Sequence[Rung], n_parallel: int, cost: RunCost, done_share: float = 0.0) -> float:
+def estimate_seconds_of_rungs(rungs: Sequence[Rung], n_parallel: int, cost: RunCost, done_share: float = 0.0) -> float:
     """Returns the seconds of rungs that train `n_parallel` runs at once. done_share: of the steps of every run."""
     begins = (done_share, *(rung.end_share for rung in rungs))
     batches = [math.ceil(rung.n_runs / n_parallel) for rung in rungs]
@@ -67,7 +67,9 @@ def plan_rungs(n_runs: int, n_parallel: int, seconds_left: float, cost: RunCost,
     """Returns rungs of as many runs, and then as few halvings, as the time allows; none if one run takes too long."""
     plans = (make_rungs(n, n_parallel, times) for n in range(n_runs, 0, -1) for times in range(count_halvings(n) + 1))
     planned_seconds = PLANNED_TIME_SHARE * seconds_left
-    fitting = (rungs for rungs in plans if estimate_seconds(rungs, n_parallel, cost, done_share) <= planned_seconds)
+    fitting = (
+        rungs for rungs in plans if estimate_seconds_of_rungs(rungs, n_parallel, cost, done_share) <= planned_seconds
+    )
     return next(fitting, [])
 
 
@@ -89,7 +91,7 @@ def train_by_halving(
     seconds_left = get_seconds_left()
     if not plan_rungs(1, 1, seconds_left, cost, first_share):
         needed = math.ceil((2 * cost.start_seconds + cost.total_seconds) / PLANNED_TIME_SHARE / 60 + 0.5)
-        more = estimate_seconds([Rung(1, 1.0)], 1, cost, first_share) / PLANNED_TIME_SHARE / 60
+        more = estimate_seconds_of_rungs([Rung(1, 1.0)], 1, cost, first_share) / PLANNED_TIME_SHARE / 60
         of_all = (
             f"the first runs have left {max(0.0, seconds_left) / 60:.2g} of them, and it needs {more:.2g} more here"
         )

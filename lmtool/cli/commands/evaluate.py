@@ -81,7 +81,7 @@ def evaluate(
     """
     from lmtool.compute.processes import is_main_process
     from lmtool.data.stdin import temporary_table_files, temporary_text_files
-    from lmtool.data.table import SkippedRows
+    from lmtool.data.table import SkippedRowCounts
     from lmtool.evaluation.perplexity import measure_perplexity
     from lmtool.interop.references import is_published
     from lmtool.tasks.benchmarks import (
@@ -135,7 +135,7 @@ def evaluate(
         fix = f"lmtool eval {baseline} TABLE, or lmtool runs compare {run} {baseline} --test TABLE"
         raise UsageError("a baseline is for texts", where=f"--baseline {baseline}", fix=fix)
     settings = to_settings(reading)
-    data, skipped = to_data(settings), SkippedRows()
+    data, skipped = to_data(settings), SkippedRowCounts()
     if prompt is not None:
         if typed or not text:
             raise UsageError("a prompt needs a table, whose rows fill it", fix="name a table, or - for standard input")
@@ -168,7 +168,7 @@ def evaluate(
             for source, results in zip(text or (), each, strict=True):
                 leaks = warn_of_leaks(model, (item.name_and_text for item in results.items))
                 if is_main_process() and costs is None:
-                    _save_evaluation(model, [source], results.record())
+                    _save_evaluation(model, [source], results.to_record())
                 put_result(results, as_json, leaks)
                 warn_of_skipped(skipped)
                 skipped.kinds.clear()
@@ -194,7 +194,7 @@ def evaluate(
         )
     describe(measured.loaded, quiet)
     if is_main_process() and not typed and context is None and stride is None:
-        figures = {k: v for k, v in measured.perplexity.record().items() if k not in ("context", "stride")}
+        figures = {k: v for k, v in measured.perplexity.to_record().items() if k not in ("context", "stride")}
         _save_evaluation(measured.loaded, text or [], figures | {"step": measured.loaded.step})
     put_result(measured, as_json)
     _check_loss(measured.perplexity.loss, run)

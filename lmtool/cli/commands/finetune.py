@@ -198,10 +198,10 @@ def _check_same_base(begun: "Sequence[Run]", digest: str | None) -> None:
 def _start_with_export_note(plan: "TrainingPlan", options: "SessionOptions") -> "Iterator[Event]":
     """Yields the events of training, and before its first step a note on how the run can be exported."""
     from lmtool.interop.export.forms import describe_export
-    from lmtool.training.events import Info, Started
+    from lmtool.training.events import Info, RunStarted
     from lmtool.training.train import train
 
     for event in train(plan, options):
         yield event
-        if isinstance(event, Started):
+        if isinstance(event, RunStarted):
             yield Info(describe_export(event.recipe, event.tokenizer))

@@ -144,7 +144,12 @@ def compare(
     from rich.table import Table
 
     from lmtool.interop.resolve import resolve_reference
-    from lmtool.runs.history import RunHistory, compare_summaries, find_differing_recipe_values, find_indistinct_scores
+    from lmtool.runs.history import (
+        RunHistory,
+        compare_summaries,
+        explain_indistinguishable_scores,
+        find_differing_recipe_values,
+    )
     from lmtool.storage.records import replace_nonfinite
     from lmtool.tasks.benchmarks import import_and_silence_lm_eval
 
@@ -164,7 +169,7 @@ def compare(
     different = find_differing_recipe_values(histories)
     tested = [one for table in test or () for one in _compare_on_table(table, runs, task, to_data(settings))]
     tested += [] if tasks is None else _compare_on_tasks(tasks.split(","), runs, json)
-    notes = find_indistinct_scores(histories, has_paired_comparison=bool(tested))
+    notes = explain_indistinguishable_scores(histories, has_paired_comparison=bool(tested))
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
         tests = {"tests": [one.to_json() for one in tested]} if tested else {}

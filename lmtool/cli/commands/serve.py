@@ -101,7 +101,7 @@ def label(
     from lmtool.apps.labelling.page import serve_labelling_until_signal
     from lmtool.apps.labelling.table import TableToLabel
     from lmtool.data.files import quote
-    from lmtool.data.table import SkippedRows
+    from lmtool.data.table import SkippedRowCounts
     from lmtool.storage.checksum import sha256_of_file
 
     data = to_data(to_settings(reading))
@@ -109,7 +109,7 @@ def label(
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"the class {quote(twice)} is named twice", where=f"--labels {labels}", fix="name it once")
     (table,) = with_stdin("table", table)
-    skipped = SkippedRows() if data.skip_bad_rows else None
+    skipped = SkippedRowCounts() if data.skip_bad_rows else None
     rows = TableToLabel.read(table, data, multi, skipped, output)
     warn_of_skipped(skipped)
     n_labelled = sum(labels is not None for labels in rows.labels)
@@ -131,7 +131,7 @@ def label(
     def told(line: str) -> None:
         is_address = line.startswith("http://")
         if is_address and as_json:
-            put_json({"address": line, **labelling.record()})
+            put_json({"address": line, **labelling.to_record()})
         elif is_address or not quiet:
             tell(line)
 

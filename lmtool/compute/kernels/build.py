@@ -78,7 +78,7 @@ def load_kernels() -> Kernels | None:
     return kernels
 
 
-def verdicts_path() -> Path:
+def kernel_check_results_path() -> Path:
     """Returns the file of the cache for what is known of the kernels, which are loaded, on this processor."""
     kernels = load_kernels()
     assert kernels is not None

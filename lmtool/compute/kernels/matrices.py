@@ -105,7 +105,9 @@ class MatrixProduct(ABC):
         """The same product by the kernels, if they have it; the weights are there twice from then on."""
         weight_OI = self.dequantize()
         return (
-            None if weight_OI is None else NativeMatrix.create(weight_OI, str(weight_OI.dtype).removeprefix("torch."))
+            None
+            if weight_OI is None
+            else NativeMatrix.create_if_supported(weight_OI, str(weight_OI.dtype).removeprefix("torch."))
         )
 
 
@@ -143,7 +145,7 @@ class NativeMatrix(MatrixProduct):
         self.weight = self.weight.contiguous()
 
     @classmethod
-    def create(cls, weight_OI: Tensor, dtype: str) -> "NativeMatrix | None":
+    def create_if_supported(cls, weight_OI: Tensor, dtype: str) -> "NativeMatrix | None":
         """Creates a matrix; None where the kernels do not multiply by such a one."""
         is_whole = dtype not in ("int8", "int4") or weight_OI.shape[1] % GROUP_SIZE == 0
         can_multiply = is_whole and weight_OI.device.type == "cpu"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lmtool.compute.agreement import agrees, relative_difference
-from lmtool.compute.kernels.build import load_kernels, verdicts_path
+from lmtool.compute.kernels.build import kernel_check_results_path, load_kernels
 from lmtool.errors import LmtoolError
 from lmtool.storage import durable
 
@@ -28,16 +28,16 @@ _LOG = logging.getLogger(__name__)
 
 
 @cache
-def _read_or_make_verdict(kernel_name: str, compare: Comparison) -> str:
+def _read_or_compute_check_result(kernel_name: str, compare: Comparison) -> str:
     """Returns SAME, or how much a kernel differs, from the cache or by a comparison, which is then cached."""
-    path = verdicts_path()
+    path = kernel_check_results_path()
     verdicts: dict[str, str] = {}
     with suppress(OSError, ValueError, TypeError, LmtoolError):  # none, or a damaged one
         verdicts = dict(json.loads(durable.read_file(path)))
     if kernel_name not in verdicts:
         # a thread of its own, in which no context of the caller counts: autocast, inference mode, hooks of autograd
         with ThreadPoolExecutor(1) as thread:
-            verdicts[kernel_name] = thread.submit(_run_comparison, compare).result()
+            verdicts[kernel_name] = thread.submit(_describe_first_difference, compare).result()
         if verdicts[kernel_name] != SAME:
             _LOG.warning(
                 "the kernel %s %s from its formula and is not used on this processor",
@@ -49,7 +49,7 @@ def _read_or_make_verdict(kernel_name: str, compare: Comparison) -> str:
     return verdicts[kernel_name]
 
 
-def _run_comparison(compare: Comparison) -> str:
+def _describe_first_difference(compare: Comparison) -> str:
     for fast, plain in compare():
         if not agrees(fast, plain, in_float32=fast.dtype == torch.float32):
             return f"differs by {100 * relative_difference(fast, plain):.0f} %"
@@ -58,4 +58,4 @@ def _run_comparison(compare: Comparison) -> str:
 
 def is_kernel_right(name: str, compare: Comparison) -> bool:
     """Returns whether a kernel is there, and gave what its formula gives at its first use on this processor."""
-    return load_kernels() is not None and _read_or_make_verdict(name, compare) == SAME
+    return load_kernels() is not None and _read_or_compute_check_result(name, compare) == SAME

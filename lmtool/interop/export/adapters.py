@@ -53,7 +53,7 @@ def export_peft_adapters(reference: str, output_folder: Path, dtype: ExportDtype
     base_name, revision = _hub_name_and_revision(base)
     config = {
         "peft_type": "LORA",
-        "task_type": _peft_task(exportable),
+        "task_type": _peft_task_type(exportable),
         "base_model_name_or_path": base_name or BASE_PLACEHOLDER,
         "revision": revision,
         "inference_mode": True,
@@ -93,7 +93,7 @@ def _convert_lora_adapters(exportable: ExportableRun) -> dict[str, Factors]:
     model = load_trained_model(exportable.base, CPU)
     linears = {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, LoraLinear)}
     adapters = {}
-    for weight in exportable.map_weights():
+    for weight in exportable.list_parameter_mappings():
         if (linear := linears.get(weight.name)) is None:
             continue
         down_RI, up_OR = linear.down_RI.detach(), linear.up_OR.detach()
@@ -110,7 +110,7 @@ def _convert_lora_adapters(exportable: ExportableRun) -> dict[str, Factors]:
 def _iterate_head_tensors(exportable: ExportableRun) -> Iterator[tuple[str, Tensor]]:
     """Iterates over the tensors of a head by the family's names; of models without a head there are none."""
     weights = exportable.divide_head_by_temperature(exportable.base.checkpoint.load_model())
-    for weight in exportable.map_weights() if exportable.has_head else ():
+    for weight in exportable.list_parameter_mappings() if exportable.has_head else ():
         if not weight.name.startswith("body."):
             yield from zip(weight.published_names, weight.layout.split(weights[weight.name]), strict=True)
 
@@ -124,7 +124,7 @@ def _hub_name_and_revision(base: Reference) -> tuple[str | None, str | None]:
     return name, origin.revision or revision
 
 
-def _peft_task(exportable: ExportableRun) -> str | None:
+def _peft_task_type(exportable: ExportableRun) -> str | None:
     """PEFT's name of the task."""
     if exportable.has_head:
         tasks = {"classification": "SEQ_CLS", "tagging": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
@@ -136,7 +136,7 @@ def _peft_layer_config(
     exportable: ExportableRun, lora: Lora, adapters: Mapping[str, Factors], head_tensor_names: Collection[str]
 ) -> dict[str, Any]:
     """The keys of adapter_config.json about layers: all have the rank of the recipe but those of several matrices."""
-    weights = exportable.map_weights()
+    weights = exportable.list_parameter_mappings()
     layouts = {name.removesuffix(".weight"): weight.layout for weight in weights for name in weight.published_names}
     modules = {name.rpartition(".")[0] for weight in weights for name in weight.published_names}
     modules |= {name.rpartition(".")[0] for name in exportable.constant_tensors()}

@@ -17,7 +17,7 @@ from lmtool.interop.export.card import format_model_card
 from lmtool.interop.export.forms import FamilyRepresentation, find_representation
 from lmtool.interop.export.ollama import format_modelfile, modelfile_path
 from lmtool.interop.families.config import StrictConfigReader
-from lmtool.interop.families.rules import labels_config
+from lmtool.interop.families.rules import make_labels_config
 from lmtool.interop.gguf.vocabulary import convert_tokenizer_to_gguf_keys
 from lmtool.interop.gguf.writing import ROPE_DIVISORS_TENSOR, Quantization, write_gguf
 from lmtool.interop.importing import NOTED_COLUMNS
@@ -71,7 +71,7 @@ class ExportableRun(FamilyRepresentation):
 
     def iterate_published_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Iterates over all tensors by the family's names."""
-        for weight in self.map_weights():
+        for weight in self.list_parameter_mappings():
             yield from zip(weight.published_names, weight.layout.split(self._weights[weight.name]), strict=True)
         yield from self.constant_tensors().items()
 
@@ -149,14 +149,14 @@ def prepare_export(
     note = _build_round_trip_metadata(exportable)
     exportable.config.update(note if is_gguf else exportable.special_token_ids() | note)
     if form.has_separate_head and (labels := getattr(form.recipe.objective, "labels", ())):
-        exportable.config.update(labels_config(labels))
+        exportable.config.update(make_labels_config(labels))
     return exportable
 
 
 def _build_round_trip_metadata(form: FamilyRepresentation) -> dict[str, Any]:
     """Builds the entry of a configuration from which an import restores what other keys do not say. It may be empty."""
     recipe, note = form.recipe, dict[str, Any]()
-    names = {name for weight in form.map_weights() for name in weight.published_names}
+    names = {name for weight in form.list_parameter_mappings() for name in weight.published_names}
     published = form.family.read_recipe_from_config(StrictConfigReader(form.config, CONFIG_FILE, names))
     if published["model"]["context"] != recipe.model.context:
         note["context"] = recipe.model.context

@@ -10,7 +10,7 @@ from torch import Tensor
 from lmtool.errors import UsageError
 from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
 from lmtool.interop.families.family import BODY_OBJECTIVE, Family
-from lmtool.interop.families.layouts import WeightMapping
+from lmtool.interop.families.layouts import ParameterMapping
 from lmtool.interop.families.rules import InexpressibleRecipe
 from lmtool.interop.references import HEAD_FILE, USE_DIRECTORY_FIX
 from lmtool.recipe.spec.objective import AnyObjective, HeadSpec
@@ -55,9 +55,9 @@ class FamilyRepresentation:
     def _published_objective(self) -> AnyObjective:
         return BODY_OBJECTIVE if self.has_separate_head else self.recipe.objective
 
-    def map_weights(self) -> list[WeightMapping]:
+    def list_parameter_mappings(self) -> list[ParameterMapping]:
         """Maps the tensors of the run to those of the family."""
-        weights = self.family.map_weights(self.model, self._published_objective)
+        weights = self.family.list_parameter_mappings(self.model, self._published_objective)
         body = "body." if self.has_separate_head else ""
         return [replace(weight, name=f"{body}{weight.name}") for weight in weights]
 
@@ -91,7 +91,7 @@ def find_representation(
         what = f"no {published} has {recipe.model.title} models"
         raise UsageError(what, where="model.kind", fix="Transformers can be exported: docs/serve.md lists them")
     model = recipe.model.with_unvalidated_values(
-        {"vocab_size": tokenizer.check_embedding_rows(recipe.model.vocab_size)}
+        {"vocab_size": tokenizer.resolve_embedding_rows(recipe.model.vocab_size)}
     )
     recipe = recipe.with_unvalidated_values({"model": model})
     families = sorted(

@@ -24,8 +24,8 @@ from lmtool.interop.families.layouts import (
     SAME,
     WITH_ZERO_ROW,
     Layout,
-    WeightMapping,
-    concatenated,
+    ParameterMapping,
+    make_concatenated_layout,
     rescaled,
 )
 from lmtool.interop.families.rules import HEAD_OBJECTIVES, InexpressibleRecipe, KeyRule, RecipeValues
@@ -184,7 +184,7 @@ class Family:
         if not model.inner_width:
             obstacles["d_ff"] = f"0, where {self.model_type} has feed-forward networks"
             model = model.with_unvalidated_values({"d_ff": 4 * model.d_model})
-        wanted = self._use_expressible_equivalents(flatten_with_defaults(model, objective))
+        wanted = self._use_expressible_equivalents(flatten_recipe_with_defaults(model, objective))
         nearest = {**_ABSENT_POSITION_VALUES, "position.size": model.context, **self.fixed, **wanted}
         config: dict[str, Any] = {}
         if not self.architecture:
@@ -193,7 +193,7 @@ class Family:
         try:
             for key, rule in self._rules_for(head):
                 config |= rule.write_key(nearest, key, unsupported)
-            found = flatten_with_defaults(*self._read_config_back(config, model, objective))
+            found = flatten_recipe_with_defaults(*self._read_config_back(config, model, objective))
             for key, value in _iterate_output_differences(wanted, found, isinstance(objective, Embedding)):
                 has = unsupported.pop(key, _format_value(found.get(key)))
                 obstacles[key] = f"{_format_value(value)}, where {self.model_type} has {has}"
@@ -209,7 +209,7 @@ class Family:
             raise InexpressibleRecipe({dotted[key]: why for key, why in obstacles.items()})
         return config
 
-    def map_weights(self, model: Transformer, objective: AnyObjective) -> list[WeightMapping]:
+    def list_parameter_mappings(self, model: Transformer, objective: AnyObjective) -> list[ParameterMapping]:
         """Maps all tensors that the objective reads to published ones, which are named with `prefix`.
 
         An objective with a head has those of the head and, named `body.`, of its model, whose own head is not read.
@@ -222,7 +222,7 @@ class Family:
                 if f"{module.name_in_first_layers}{kind}" in parameters and None not in stored:
                     layout = self._choose_layout(model, objective, f"{module.name}{kind}", len(stored))
                     name = f"{'' if module.name in head.modules else body}{module.name}{kind}"
-                    weights.append(WeightMapping(name, tuple(f"{one}{kind}" for one in stored), layout))
+                    weights.append(ParameterMapping(name, tuple(f"{one}{kind}" for one in stored), layout))
         return weights
 
     def constant_tensors(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
@@ -266,7 +266,7 @@ class Family:
         self, config: dict[str, Any], model: Transformer, objective: AnyObjective
     ) -> tuple[Transformer, AnyObjective]:
         """Reads a built configuration again. Returns the model and objective that it gives."""
-        names = {name for weight in self.map_weights(model, objective) for name in weight.published_names}
+        names = {name for weight in self.list_parameter_mappings(model, objective) for name in weight.published_names}
         names |= {*self.find_head(model, objective).required_tensors()}
         try:
             recipe = self.read_recipe_from_config(StrictConfigReader(config, "config.json", names))
@@ -315,7 +315,7 @@ class Family:
         elif n_published_tensors > 1 and parameter_name == "head.bias":
             layout = DUPLICATED
         elif n_published_tensors > 1:
-            layout = concatenated(concatenated_widths(model, parameter_name)[-n_published_tensors:])
+            layout = make_concatenated_layout(get_fused_part_widths(model, parameter_name)[-n_published_tensors:])
         number = objective if isinstance(objective, Classification) and objective.task == "number" else None
         if number and parameter_name in ("head.weight", "head.bias") and (number.center, number.scale) != (0.0, 1.0):
             layout = rescaled(number.scale or 1.0, (number.center or 0.0) if parameter_name == "head.bias" else 0.0)
@@ -325,7 +325,7 @@ class Family:
         return next(rearranged, layout)
 
 
-def concatenated_widths(model: Transformer, name: str) -> tuple[int, ...]:
+def get_fused_part_widths(model: Transformer, name: str) -> tuple[int, ...]:
     """Returns the widths of the parts of a fused matrix: of gate and value, or of queries, keys and values."""
     if ".up" in name:
         return (model.inner_width,) * 2
@@ -382,7 +382,7 @@ _OBJECTIVE_KEYS = (
 """Keys of an objective that change the outputs."""
 
 
-def flatten_with_defaults(model: Transformer, objective: AnyObjective) -> RecipeValues:
+def flatten_recipe_with_defaults(model: Transformer, objective: AnyObjective) -> RecipeValues:
     """Returns the values of a recipe by their dotted keys, with the defaults that follow from others filled in."""
     values = dict(_flatten_spec(model))
     width = model.head_width or model.d_model // model.n_heads

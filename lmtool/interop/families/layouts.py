@@ -32,7 +32,9 @@ class Layout:
         return [(part, down) for part in self.split(up)]
 
 
-def _one_to_one(from_published: Callable[[Tensor], Tensor], to_published: Callable[[Tensor], Tensor]) -> Layout:
+def _make_one_to_one_layout(
+    from_published: Callable[[Tensor], Tensor], to_published: Callable[[Tensor], Tensor]
+) -> Layout:
     """One published tensor, which is another view or another scale of the parameter."""
 
     def join(published: Sequence[Tensor]) -> Tensor:
@@ -56,10 +58,12 @@ def _first_if_second_is_zero(published: Sequence[Tensor]) -> Tensor:
     return table
 
 
-SAME = _one_to_one(lambda tensor: tensor, lambda tensor: tensor)
-TRANSPOSED = Layout(_one_to_one(_transpose, _transpose).join, lambda matrix: [matrix.T], lambda up, down: [(up, down)])
+SAME = _make_one_to_one_layout(lambda tensor: tensor, lambda tensor: tensor)
+TRANSPOSED = Layout(
+    _make_one_to_one_layout(_transpose, _transpose).join, lambda matrix: [matrix.T], lambda up, down: [(up, down)]
+)
 """A published matrix is (in, out) (GPT-2's Conv1D); parameters are (out, in)."""
-AS_ROW = _one_to_one(lambda matrix: matrix.squeeze(0), lambda vector: vector[None])
+AS_ROW = _make_one_to_one_layout(lambda matrix: matrix.squeeze(0), lambda vector: vector[None])
 """A published vector is a matrix of one row (the output bias of BART and Marian)."""
 DUPLICATED = Layout(lambda published: published[0], lambda parameter: [parameter, parameter])
 """A file has the tensor twice, and the model reads the first one (the output biases of BERT, untied)."""
@@ -69,10 +73,10 @@ WITH_ZERO_ROW = Layout(_first_if_second_is_zero, lambda table: [table, table.new
 
 def rescaled(scale: float, shift: float = 0.0) -> Layout:
     """The published tensor is the parameter times `scale`, plus `shift`; inverse up to rounding."""
-    return _one_to_one(lambda tensor: (tensor - shift) / scale, lambda parameter: parameter * scale + shift)
+    return _make_one_to_one_layout(lambda tensor: (tensor - shift) / scale, lambda parameter: parameter * scale + shift)
 
 
-def concatenated(widths: Sequence[int], layouts: Sequence[Layout] = ()) -> Layout:
+def make_concatenated_layout(widths: Sequence[int], layouts: Sequence[Layout] = ()) -> Layout:
     """The published tensors follow one another in the first dimension of the parameter, with these widths.
 
     layouts: that of each published tensor; all are as they are without it.
@@ -92,9 +96,7 @@ def concatenated(widths: Sequence[int], layouts: Sequence[Layout] = ()) -> Layou
     return Layout(join, split)
 
 
-def _with_swapped_neighbour_axes(
-    axis_sizes: Sequence[int], first_axis: int, dim: int = 0, layout: Layout = SAME
-) -> Layout:
+def _make_axis_swap_layout(axis_sizes: Sequence[int], first_axis: int, dim: int = 0, layout: Layout = SAME) -> Layout:
     """A dimension of the published tensor is three axes, of which the parameter has two neighbours swapped.
 
     axis_sizes: of the three axes, -1 for one that follows. first_axis: of the two. layout: all else of the tensor.
@@ -124,21 +126,21 @@ def _with_swapped_neighbour_axes(
 
 def interleaved_by_head(n_heads: int) -> Layout:
     """Query, key and value of each head stand together (GPT-NeoX, BLOOM); the parameter has all queries first."""
-    return _with_swapped_neighbour_axes((n_heads, 3, -1), 0)
+    return _make_axis_swap_layout((n_heads, 3, -1), 0)
 
 
 def rotary_pairs(n_heads: int) -> Layout:
     """Components that rotate together are neighbours (llama.cpp's Llama); in the parameter, halves of a head."""
-    return _with_swapped_neighbour_axes((n_heads, -1, 2), 1)
+    return _make_axis_swap_layout((n_heads, -1, 2), 1)
 
 
 def even_entries_first(dim: int, layout: Layout) -> Layout:
     """The even entries of a dimension of the parameter come before the odd ones; all else is as in `layout`."""
-    return _with_swapped_neighbour_axes((1, 2, -1), 1, dim, layout)
+    return _make_axis_swap_layout((1, 2, -1), 1, dim, layout)
 
 
 @dataclass(frozen=True)
-class WeightMapping:
+class ParameterMapping:
     """A parameter, the names of the published tensors that it is made of, and how."""
 
     name: str

@@ -417,7 +417,7 @@ class LabelsRule(KeyRule):
         values["objective.labels"] = read_labels(config)
 
     def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
-        return labels_config(values["objective.labels"])
+        return make_labels_config(values["objective.labels"])
 
 
 @dataclass(frozen=True)
@@ -456,10 +456,10 @@ class ProblemTypeRule(KeyRule):
             raise InexpressibleRecipe({"objective.labels": "a single one, which Transformers takes for a number"})
         elif len(set(labels)) < len(labels):
             raise InexpressibleRecipe({"objective.labels": "two of the same name"})
-        return {key: next(kind for kind, name in _TASKS.items() if name == task), **labels_config(labels)}
+        return {key: next(kind for kind, name in _TASKS.items() if name == task), **make_labels_config(labels)}
 
 
-def labels_config(labels: Sequence[str]) -> ConfigValues:
+def make_labels_config(labels: Sequence[str]) -> ConfigValues:
     """The keys `id2label` and `label2id` of a configuration."""
     return {
         "id2label": {str(i): label for i, label in enumerate(labels)},

@@ -10,7 +10,7 @@ import yaml
 from torch import Tensor
 
 from lmtool.interop.families import layouts, rules, special_rules
-from lmtool.interop.families.family import Family, LayoutFactory, PublishedHead, concatenated_widths
+from lmtool.interop.families.family import Family, LayoutFactory, PublishedHead, get_fused_part_widths
 from lmtool.model.layers.positions import SinusoidalPositions
 from lmtool.recipe.spec.position import SinusoidalPosition
 from lmtool.recipe.spec.transformer import Transformer
@@ -53,7 +53,7 @@ def _deinterleaved_sinusoid_layout(dim: int) -> LayoutFactory:
 
 def _pair_rotary(model: Transformer, layout: layouts.Layout) -> layouts.Layout:
     pairs = layouts.rotary_pairs(model.n_heads), layouts.rotary_pairs(model.n_kv_heads or model.n_heads)
-    return layouts.concatenated(concatenated_widths(model, "qkv"), (*pairs, layouts.SAME))
+    return layouts.make_concatenated_layout(get_fused_part_widths(model, "qkv"), (*pairs, layouts.SAME))
 
 
 LAYOUTS: Mapping[str, LayoutFactory] = {

@@ -151,7 +151,7 @@ class _HeaderReader:
             key = self._read_text()
             if key in values:
                 raise _MalformedFile(f"the key {printable_repr(key, 80)} is there twice")
-            values[key] = self._read_value(self._read_kind())
+            values[key] = self._read_value(self._read_value_type())
         infos = [self._read_tensor_info() for _ in range(n_tensors)]
         alignment = values.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
@@ -161,7 +161,7 @@ class _HeaderReader:
         for name, raw_kind, shape, offset in infos:
             if name in tensors:
                 raise _MalformedFile(f"the tensor {printable_repr(name, 80)} is there twice")
-            kind = _find_readable_kind(raw_kind)
+            kind = _find_readable_tensor_type(raw_kind)
             if kind is None:
                 raise _MalformedFile(
                     f"the tensor {printable_repr(name, 80)} is of type {raw_kind}, which cannot be dequantized"
@@ -193,7 +193,7 @@ class _HeaderReader:
             return float(str(np.float32(self._read_number("<f"))))
         if kind is not GGUFValueType.ARRAY:
             return self._read_number(_NUMBER_CODES[kind])
-        item_kind = self._read_kind()
+        item_kind = self._read_value_type()
         if item_kind is GGUFValueType.STRING:
             return [self._read_text() for _ in range(self._read_count(8))]
         if item_kind is GGUFValueType.ARRAY:
@@ -201,7 +201,7 @@ class _HeaderReader:
         dtype = np.dtype(_NUMBER_CODES[item_kind])
         return np.frombuffer(self._read_bytes(self._read_count(dtype.itemsize) * dtype.itemsize), dtype)
 
-    def _read_kind(self) -> GGUFValueType:
+    def _read_value_type(self) -> GGUFValueType:
         raw_kind = self._read_number("<I")
         try:
             return GGUFValueType(raw_kind)
@@ -232,7 +232,7 @@ class _HeaderReader:
 
 
 @cache
-def _find_readable_kind(raw_kind: int) -> GGMLQuantizationType | None:
+def _find_readable_tensor_type(raw_kind: int) -> GGMLQuantizationType | None:
     """Finds a type of tensors by its number; None when its values cannot be read."""
     try:
         kind = GGMLQuantizationType(raw_kind)

@@ -67,7 +67,7 @@ def write_gguf(
     # each bias behind its matrix
     stems = list(dict.fromkeys(name.rpartition(".")[0] for name in all_tensors))
     names = sorted(all_tensors, key=lambda name: stems.index(name.rpartition(".")[0]))
-    kinds = {name: _choose_kind(name, all_tensors[name], _TYPES[quantization]) for name in names}
+    kinds = {name: _choose_tensor_type(name, all_tensors[name], _TYPES[quantization]) for name in names}
     for name, kind in kinds.items():
         shape = quant_shape_to_byte_shape(all_tensors[name].shape, kind)
         writer.add_tensor_info(name, shape, np.dtype(np.uint8), math.prod(shape), kind)
@@ -88,7 +88,7 @@ def write_gguf(
             os.fsync(file.fileno())
 
 
-def _choose_kind(name: str, tensor: Tensor, matrix_kind: GGMLQuantizationType) -> GGMLQuantizationType:
+def _choose_tensor_type(name: str, tensor: Tensor, matrix_kind: GGMLQuantizationType) -> GGMLQuantizationType:
     """The type of a tensor in the file: float32 for vectors and learned positions, and float16 for rows that are no
     whole blocks."""
     if tensor.ndim < 2 or name == POSITION_TENSOR:

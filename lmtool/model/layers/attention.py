@@ -68,7 +68,7 @@ class AttentionOp:
     @property
     def document_starts_BT(self) -> Tensor | None:
         """True at the first query of each isolated document; None where a row is one text."""
-        if self._document_starts_BT is None and (begins_BS := self.mask.later_document_starts_BS) is not None:
+        if self._document_starts_BT is None and (begins_BS := self.mask.document_starts_after_first_BS) is not None:
             self._document_starts_BT = begins_BS[:, self._n_keys - self._n_queries :]
         return self._document_starts_BT
 

@@ -103,7 +103,7 @@ class TextLayout:
         return torch.where((self.last_text_B == self.n_texts)[:, None], state_BD, last_BD)
 
 
-class RecurrenceWeights(nn.Module):
+class RecurrentLayerParameters(nn.Module):
     """Weights of a recurrence without a torch kernel, named and initialised like those of torch's kernels."""
 
     def __init__(self, n_gates: int, d_in: int, d_out: int) -> None:
@@ -137,7 +137,7 @@ class Cell(nn.Module, ABC):
         n_gates, self.n_parts = CELL_SIZES[self.kind]
         self.d_out = d_out
         self.recorded_states: list[CellState] | None = None
-        self.kernel = RecurrenceWeights(n_gates, d_in, d_out) if kernel is None else kernel
+        self.kernel = RecurrentLayerParameters(n_gates, d_in, d_out) if kernel is None else kernel
 
     @abstractmethod
     def step(self, gates_BG: Tensor, state: CellState) -> CellState:
@@ -158,7 +158,7 @@ class Cell(nn.Module, ABC):
         with torch.autocast(x_BTI.device.type, enabled=False):
             x_BTI = x_BTI.to(self._weights()[0].dtype)
             if layout is None:
-                if self.recorded_states is not None or isinstance(self.kernel, RecurrenceWeights):
+                if self.recorded_states is not None or isinstance(self.kernel, RecurrentLayerParameters):
                     steps, last = self._run_steps(self.project_input(x_BTI).unbind(1), state)
                     return torch.stack(steps, 1), last
                 return self._run_torch_kernel(x_BTI, state)
@@ -166,7 +166,7 @@ class Cell(nn.Module, ABC):
                 return x_BTI.new_zeros(*x_BTI.shape[:2], self.d_out), state
             x_MI = x_BTI.flatten(0, 1)[layout.packed_order_M]
             first = tuple(layout.initial_text_states(part) for part in state)
-            if isinstance(self.kernel, RecurrenceWeights):
+            if isinstance(self.kernel, RecurrentLayerParameters):
                 steps, last = self._run_steps(torch.split(self.project_input(x_MI), layout.batch_sizes.tolist()), first)
                 out_MD = torch.cat(steps)
             else:

@@ -179,7 +179,7 @@ class Stack(nn.Module):
         if memory := next((cache for cache in caches if isinstance(cache, Memory)), None):
             positions_1S = torch.arange(memory.k_BNSH.shape[2], device=x_BTD.device)[None]
             source = AttentionOp(Mask(keep_BS=source_keep_BS), T, positions_1S)
-        if _must_measure_windows_in_text(mask, positions_PS):
+        if _must_use_text_positions_for_windows(mask, positions_PS):
             mask = replace(mask, text_positions_PS=positions_PS)
         position = self.position if mask.window is None else self.window_position[0]
         attend = attend_fully = AttentionOp(mask, T, positions_PS, position, source)
@@ -247,7 +247,7 @@ def enable_activation_recomputation_(model: nn.Module) -> bool:
     return bool(stacks)
 
 
-def _must_measure_windows_in_text(mask: Mask, positions_PS: Tensor) -> bool:
+def _must_use_text_positions_for_windows(mask: Mask, positions_PS: Tensor) -> bool:
     """Returns whether a window must use positions in the text, because they differ from those in the row.
 
     Right padding shifts nothing, and distances within isolated documents do not change. Rows that share a cache line

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError, model_validator
 
 from lmtool.recipe.spec import training as settings
-from lmtool.recipe.spec.base import Spec, find_unrepresentable
+from lmtool.recipe.spec.base import Spec, find_unrepresentable_values
 from lmtool.recipe.spec.objective import (
     AnyObjective,
     Causal,
@@ -72,7 +72,7 @@ class Recipe(Spec):
     @model_validator(mode="before")
     @classmethod
     def _is_in_range(cls, content: object) -> object:
-        if mistakes := [f"{'.'.join(map(str, path))} {what}" for path, what in find_unrepresentable(content)]:
+        if mistakes := [f"{'.'.join(map(str, path))} {what}" for path, what in find_unrepresentable_values(content)]:
             raise ValueError("\n".join(mistakes).encode(errors="backslashreplace").decode())
         return content
 

@@ -116,7 +116,7 @@ class Distillation(Spec):
     """Weight of 1 - cos of the last hidden states of both, which are of equal width then (DistilBERT)."""
 
 
-class AdamMoments(Spec):
+class AdamBase(Spec):
     """Base of Adam and AdamW."""
 
     lr: LearningRate = 1e-3
@@ -133,7 +133,7 @@ class AdamMoments(Spec):
         return 2 * (matrices + rest)
 
 
-class Adam(AdamMoments):
+class Adam(AdamBase):
     """Adam (Kingma and Ba 2015)."""
 
     kind: Literal["adam"]
@@ -141,7 +141,7 @@ class Adam(AdamMoments):
     """L2 penalty on matrices, added to their gradient."""
 
 
-class AdamW(AdamMoments):
+class AdamW(AdamBase):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
     kind: Literal["adamw"] = "adamw"

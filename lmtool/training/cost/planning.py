@@ -207,7 +207,7 @@ class _MicroBatch(NamedTuple):
     fits: bool | None
 
 
-class _StepTime(NamedTuple):
+class _StepSecondsWithSource(NamedTuple):
     """Seconds of a training step, None if unknown, and what they come from, or why they are unknown."""
 
     seconds: float | None
@@ -325,21 +325,23 @@ class _TrainingWorkload:
             data = self.data
             lm, objective, _ = TrainingJob(self.recipe, data, compute, self.base).build_model()
             examples = (
-                data.make_windows_of_stored_text(objective) if isinstance(data, TextData) else data.examples(objective)
+                data.make_windows_of_stored_text(objective)
+                if isinstance(data, TextData)
+                else data.make_examples(objective)
             )
             self.n_parameters = sum(parameter.numel() for parameter in lm.parameters())
         recipe = self.recipe.with_unvalidated_values({"training.batch_size": n_rows})
         steps = _train_and_time_later_steps(lm, objective, examples, recipe, compute)
         return statistics.median(step.seconds for step in steps)
 
-    def measure_or_estimate_step_seconds(self, utilisation: float, fits: bool | None) -> _StepTime:
+    def measure_or_estimate_step_seconds(self, utilisation: float, fits: bool | None) -> _StepSecondsWithSource:
         """Measures steps on this machine, or computes their time from the peak of a named kind of device."""
         training, n_devices, row_flops = self.recipe.training, self.devices.count, self.training_flops_per_row
         if (peak := self.devices.peak_flops) is not None:
             if not self.is_traced:
-                return _StepTime(None, "look-ups take longer than products in this model")
+                return _StepSecondsWithSource(None, "look-ups take longer than products in this model")
             basis = f"{100 * utilisation:g} % of {peak / 1e12:,.0f} TFLOP/s" + (" each" if n_devices > 1 else "")
-            return _StepTime(training.batch_size * row_flops / (n_devices * utilisation * peak), basis)
+            return _StepSecondsWithSource(training.batch_size * row_flops / (n_devices * utilisation * peak), basis)
         for holds, why in (
             (fits is False, "it does not fit"),
             (n_devices > 1, "several devices are not measured here: name their kind with --device-kind"),
@@ -347,18 +349,18 @@ class _TrainingWorkload:
             (self.reads_features, "the model that it reads features of is not measured"),
         ):
             if holds:
-                return _StepTime(None, why)
+                return _StepSecondsWithSource(None, why)
         compute = configure_compute(training.device, training.precision)
         n_rows = max(1, min(training.batch_size // 2, int(MAX_MEASURED_FLOPS / max(1.0, row_flops))))
         if 2 * n_rows >= training.batch_size or training.carry_state:
-            return _StepTime(self.measure_median_step_seconds(compute, training.batch_size), "measured")
+            return _StepSecondsWithSource(self.measure_median_step_seconds(compute, training.batch_size), "measured")
         one, two = (
             self.measure_median_step_seconds(compute, n_rows),
             self.measure_median_step_seconds(compute, 2 * n_rows),
         )
         # an update takes as long for any number of rows
         seconds = one + max(0.0, two - one) * (training.batch_size - n_rows) / n_rows
-        return _StepTime(seconds, f"measured with {2 * n_rows} rows")
+        return _StepSecondsWithSource(seconds, f"measured with {2 * n_rows} rows")
 
     def list_step_limits(self, step_seconds: float | None) -> list[int]:
         """Returns the steps that each known limit of the recipe allows: of epochs, tokens and minutes."""

@@ -10,7 +10,7 @@ from lmtool.apps.checking.device import check_fast_paths
 from lmtool.compute.agreement import agrees
 from lmtool.compute.kernels import ops
 from lmtool.model import LanguageModel
-from lmtool.training.events import Stepped
+from lmtool.training.events import StepCompleted
 from tests.support.training import Work, warnings_in
 
 CPU = torch.device("cpu")
@@ -60,5 +60,5 @@ def test_a_compiled_model_that_differs_is_trained_without(
     found = work.pretrain("training.compile=true", name="compiled")
     told = "differs by 50 %" if fault == "differs" else "does not compile here (no compiler)"
     assert any(told in text for text in warnings_in(found))
-    losses = [[event.step.loss for event in events if isinstance(event, Stepped)] for events in (plain, found)]
+    losses = [[event.step.loss for event in events if isinstance(event, StepCompleted)] for events in (plain, found)]
     assert losses[0] == losses[1]

@@ -21,7 +21,7 @@ def drawn(seed: int, n: int, n_classes: int) -> tuple[Any, Any]:
 
 
 def issues(p_NC: Any, label_N: Any) -> dict[int, int]:
-    better_N = learning.suggest_by_confident_learning(p_NC[:, None], label_N[:, None])[:, 0]
+    better_N = learning.suggest_options_by_confident_learning(p_NC[:, None], label_N[:, None])[:, 0]
     return {int(i): int(better_N[i]) for i in np.flatnonzero(better_N != label_N)}
 
 
@@ -36,7 +36,7 @@ def test_of_several_labels_each_is_judged_for_itself(seed: int, n_labels: int) -
     rng = np.random.default_rng(seed)
     p_NC = rng.random((30, n_labels))
     target_NC = (rng.random((30, n_labels)) < p_NC).astype(int)
-    better_NC = learning.suggest_by_confident_learning(np.stack([1 - p_NC, p_NC], 2), target_NC)
+    better_NC = learning.suggest_options_by_confident_learning(np.stack([1 - p_NC, p_NC], 2), target_NC)
     for c in range(n_labels):
         pairs = np.stack([1 - p_NC[:, c], p_NC[:, c]], 1).tolist()
         wanted = confident.issues(pairs, target_NC[:, c].tolist())
@@ -65,14 +65,14 @@ def test_a_row_is_predicted_without_its_answer() -> None:
 
 def test_the_least_sure_rows_come_first() -> None:
     p_QC = np.array([[0.9, 0.1, 0.0], [0.4, 0.35, 0.25], [0.5, 0.1, 0.4], [0.34, 0.33, 0.33]])
-    assert learning.rank_by_uncertainty(p_QC[:, None]).tolist() == [3, 1, 2, 0]
-    assert learning.rank_by_uncertainty(np.stack([1 - p_QC, p_QC], 2)).tolist() == [2, 1, 3, 0]
+    assert learning.rank_rows_by_uncertainty(p_QC[:, None]).tolist() == [3, 1, 2, 0]
+    assert learning.rank_rows_by_uncertainty(np.stack([1 - p_QC, p_QC], 2)).tolist() == [2, 1, 3, 0]
 
 
 def test_the_first_rows_are_different() -> None:
     """Of three groups of equal rows, one of which is large, one of each."""
     row_QF = np.repeat(np.eye(3), [96, 2, 2], axis=0)
-    assert {int(row_QF[i].argmax()) for i in learning.select_diverse(row_QF, 3)} == {0, 1, 2}
+    assert {int(row_QF[i].argmax()) for i in learning.select_diverse_rows(row_QF, 3)} == {0, 1, 2}
 
 
 def test_features_of_many_rows_have_no_words_of_one_row() -> None:

@@ -12,7 +12,7 @@ from lmtool.apps.sweeping.halving import (
     RunCost,
     Rung,
     count_halvings,
-    estimate_seconds,
+    estimate_seconds_of_rungs,
     make_rungs,
     plan_rungs,
     train_by_halving,
@@ -83,7 +83,7 @@ def test_the_time_of_rungs_is_what_they_take(slots, done):
     planned = [rung for rung in make_rungs(9, slots, 2) if rung.end_share > done]
     for rung in planned:
         machine.train(names[: rung.n_runs], rung.end_share)
-    assert estimate_seconds(planned, slots, RunCost(2.0, 100.0), done) == pytest.approx(machine.now, abs=0.001)
+    assert estimate_seconds_of_rungs(planned, slots, RunCost(2.0, 100.0), done) == pytest.approx(machine.now, abs=0.001)
 
 
 def test_the_gentlest_plan_is_taken_that_there_is_time_for():

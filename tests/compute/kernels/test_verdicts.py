@@ -21,9 +21,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A cache in which there are no verdicts of the kernels, which are loaded."""
     (tmp_path / build.CACHE_FOLDER).mkdir()
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
-    verdicts._read_or_make_verdict.cache_clear()
+    verdicts._read_or_compute_check_result.cache_clear()
     yield tmp_path
-    verdicts._read_or_make_verdict.cache_clear()
+    verdicts._read_or_compute_check_result.cache_clear()
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_wrong_kernel_is_refused_once(fresh: Path, called: list[str], caplog: 
     called.clear()
     for _ in range(2):
         torch.testing.assert_close(ops.swiglu(x), wanted)
-        verdicts._read_or_make_verdict.cache_clear()  # as in a new process
+        verdicts._read_or_compute_check_result.cache_clear()  # as in a new process
     assert not called
     assert not caplog.records
 
@@ -66,7 +66,7 @@ def test_other_kernels_are_used(fresh: Path, called: list[str], caplog: pytest.L
     torch.testing.assert_close(found, x * x.square().mean(-1, keepdim=True).add(1e-5).rsqrt())
     assert called
     called.clear()
-    verdicts._read_or_make_verdict.cache_clear()
+    verdicts._read_or_compute_check_result.cache_clear()
     ops.rms_norm(x, torch.ones(8), 1e-5)
     assert called == ["rms_norm"]
     assert not caplog.records
@@ -75,26 +75,26 @@ def test_other_kernels_are_used(fresh: Path, called: list[str], caplog: pytest.L
 @pytest.mark.parametrize("dtype", matrices.KERNEL_DTYPES)
 def test_wrong_products_are_refused(fresh: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     weight = torch.randn(16, 32)
-    assert NativeMatrix.create(weight, dtype) is not None
+    assert NativeMatrix.create_if_supported(weight, dtype) is not None
     for file in fresh.rglob("*.json"):
         file.unlink()
-    verdicts._read_or_make_verdict.cache_clear()
+    verdicts._read_or_compute_check_result.cache_clear()
     monkeypatch.setattr(NativeMatrix, "__call__", lambda self, x, bias: x.new_zeros(len(x), self.n_out))
-    assert NativeMatrix.create(weight, dtype) is None
+    assert NativeMatrix.create_if_supported(weight, dtype) is None
 
 
 def test_verdicts_are_those_of_one_processor(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = build.verdicts_path()
+    before = build.kernel_check_results_path()
     monkeypatch.setattr(build, "_processor_features", lambda: "another")
-    assert build.verdicts_path() != before
+    assert build.kernel_check_results_path() != before
 
 
 @pytest.mark.parametrize("content", [b"", b"no verdicts", b"[1]", b'{"swiglu"'])
 def test_damaged_verdicts_are_made_again(fresh: Path, content: bytes) -> None:
-    build.verdicts_path().write_bytes(content)
+    build.kernel_check_results_path().write_bytes(content)
     assert ops.has_kernel("swiglu")
     assert ops.has_kernel("rotary")
-    verdicts._read_or_make_verdict.cache_clear()
+    verdicts._read_or_compute_check_result.cache_clear()
     assert ops.has_kernel("swiglu")
 
 
@@ -113,8 +113,8 @@ def test_a_comparison_changes_nothing_of_what_is_going_on(fresh: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     torch.testing.assert_close(found, torch.autograd.grad((ops.swiglu(x) * ops.swiglu(x.sin())).sum(), x)[0])
     for context in (torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
-        build.verdicts_path().unlink()
-        verdicts._read_or_make_verdict.cache_clear()
+        build.kernel_check_results_path().unlink()
+        verdicts._read_or_compute_check_result.cache_clear()
         with context:
             assert ops.has_kernel("swiglu")
             assert ops.has_kernel("cross_entropy")
@@ -126,5 +126,5 @@ def test_the_first_use_may_be_traced(fresh: Path) -> None:
     compiled = torch.compile(lambda x: ops.swiglu(x).sum(), backend="aot_eager", fullgraph=True)
     x = torch.randn(3, 8, requires_grad=True)
     torch.testing.assert_close(compiled(x), ops.swiglu(x).sum())
-    assert build.verdicts_path().is_file()
+    assert build.kernel_check_results_path().is_file()
     torch.compiler.reset()

@@ -64,7 +64,7 @@ def brought(peer: Any) -> LanguageModel:
     spec, objective = described(values, list(names))
     assert spec.vocab_size is not None
     model = build(spec, spec.vocab_size).eval()
-    weights = family.map_weights(spec, objective)
+    weights = family.list_parameter_mappings(spec, objective)
     model.load_state_dict(
         {one.name: one.layout.join([tensors[names[n]] for n in one.published_names]) for one in weights}
     )
@@ -75,7 +75,7 @@ def published(family: Family, spec: Transformer, objective: AnyObjective, model:
     """A model of ours as one of Transformers, by files."""
     made = family.build_verified_config(spec, objective)
     theirs, ours = family.constant_tensors(spec, objective), model.state_dict()
-    for weight in family.map_weights(spec, objective):
+    for weight in family.list_parameter_mappings(spec, objective):
         split = weight.layout.split(ours[weight.name].detach())
         theirs |= {name: tensor.contiguous() for name, tensor in zip(weight.published_names, split, strict=True)}
     folder.mkdir(exist_ok=True)

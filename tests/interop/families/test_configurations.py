@@ -123,7 +123,7 @@ def test_others_of_the_hub(name: str) -> None:
     assert model.context == contexts.get(name, 512)
     told = family.build_verified_config(model, objective)
     labels = {"id2label": values["id2label"]} if isinstance(objective, Classification) else {}
-    weights = family.map_weights(model, objective)
+    weights = family.list_parameter_mappings(model, objective)
     again, _ = described(told | labels, [one for weight in weights for one in weight.published_names])
     assert again == model
 
@@ -389,7 +389,7 @@ def test_any_value_is_read_or_refused(data: st.DataObject) -> None:
     except ValidationError:
         return
     try:
-        weights = family.map_weights(model, objective)
+        weights = family.list_parameter_mappings(model, objective)
     except InexpressibleRecipe:  # larger than what any program could hold
         return
     assert len({weight.name for weight in weights}) == len(weights) > 6 * model.n_layers

@@ -202,7 +202,7 @@ def test_other_recipes_near_a_family_have_its_logits(name: str, tmp_path: Path) 
             wanted = model.logits(model(Batch(tokens_BT, **source)).hidden_BTD)
         logits = found["prediction_logits" if spec.next_sentence_head else "logits"]
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()), msg=str(change))
-        for weight in family.map_weights(spec, objective):
+        for weight in family.list_parameter_mappings(spec, objective):
             tensor = model.state_dict()[weight.name]
             assert torch.equal(weight.layout.join(weight.layout.split(tensor)), tensor)
 
@@ -296,13 +296,13 @@ def test_the_token_head_of_a_classifier_is_not_published() -> None:
     with_dense = Classification(kind="classification", task="class", labels=NAMES, dense="tanh")
     for family, model, head in (("gpt2", decoder, objective), ("bert", encoder, with_dense)):
         FAMILIES[family].build_verified_config(model, head)
-        weights = FAMILIES[family].map_weights(model, head)
+        weights = FAMILIES[family].list_parameter_mappings(model, head)
         assert not any(weight.name.startswith("body.head") for weight in weights)
 
 
 def test_a_number_is_published_in_its_own_unit() -> None:
     head = Classification(kind="classification", task="number", center=40.0, scale=2.5, dense="tanh")
-    weights = FAMILIES["bert"].map_weights(Transformer.model_validate({**ENCODER, "norm": POST}), head)
+    weights = FAMILIES["bert"].list_parameter_mappings(Transformer.model_validate({**ENCODER, "norm": POST}), head)
     layouts = {weight.name: weight.layout for weight in weights}
     one = torch.ones(1, 2)
     assert torch.equal(layouts["head.weight"].split(one)[0], 2.5 * one)

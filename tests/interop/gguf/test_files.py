@@ -239,7 +239,7 @@ def loaded(read):
     """A model of ours with the configuration and tensors of a GgufModel."""
     spec = spec_of(read_recipe_sections(read)[0])
     model = build(spec, spec.vocab_size).eval()
-    weights = read.family.map_weights(spec, Causal())
+    weights = read.family.list_parameter_mappings(spec, Causal())
     assert {name for weight in weights for name in weight.published_names} == read.config.tensor_names
     model.load_state_dict(
         {w.name: w.layout.join([read.read_tensor(name).float() for name in w.published_names]) for w in weights}
@@ -649,7 +649,7 @@ def published(model):
     family, state = FAMILIES[model.config.model_type], state_of(model)
     names = family.map_canonical_to_stored_names(state)
     spec = spec_of(family.read_recipe_from_config(StrictConfigReader(model.config.to_dict(), "", names)))
-    weights = family.map_weights(spec, Causal())
+    weights = family.list_parameter_mappings(spec, Causal())
     return spec, {w.name: w.layout.join([state[names[name]] for name in w.published_names]) for w in weights}
 
 
@@ -663,7 +663,7 @@ def saved(path, model, tokenizer, quantization="f16", ends=(1,), vocab_size=VOCA
     }
     tokens = {"bos_token": "<|begin|>", "eos_token": "<|end|>", **tokenizer_config}
     values |= convert_tokenizer_to_gguf_keys(tokenizer.to_str(), tokens, family.architecture, vocab_size, ends)
-    weights = family.map_weights(spec, Causal())
+    weights = family.list_parameter_mappings(spec, Causal())
     tensors = {
         name: one for w in weights for name, one in zip(w.published_names, w.layout.split(ours[w.name]), strict=True)
     }

@@ -22,7 +22,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.data import TableData
 from lmtool.training.cost import planning
 from lmtool.training.cost.planning import TrainingForecast, forecast_training
-from lmtool.training.data import TextData, prepare_text
+from lmtool.training.data import TextData, tokenize_training_text
 from lmtool.training.fit import ModelAndOptimizers, fit
 from lmtool.training.windows import Windows
 from tests.support.cases import nightly_but
@@ -173,7 +173,7 @@ def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pyt
     settings = [*TINY, *HEADS, "model.vocab_size=null", "data.documents=line", "tokenizer.kind=char"]
     recipe = load("bert-tiny", [*settings, Setting("data.train", [str(text)], "TEXT")]).recipe
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    recipe, data = prepare_text(recipe, None, World(), lambda *_: None)
+    recipe, data = tokenize_training_text(recipe, None, World(), lambda *_: None)
     widths = []
 
     def recorded(trainable: ModelAndOptimizers, examples: Windows, *rest: Any) -> Any:
