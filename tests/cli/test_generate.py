@@ -62,7 +62,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
                 checkpoint_hash=HASH,
                 reference=SimpleNamespace(warnings=warnings, newer_step=None),
                 check_has_likelihood=lambda: None,
-                record=lambda: {"run": "runs/some-run", "step": 500, "checkpoint": HASH},
+                to_record=lambda: {"run": "runs/some-run", "step": 500, "checkpoint": HASH},
             )
 
         monkeypatch.setattr(generating, "resolve_reference", str)
