@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-class RowShard(NamedTuple):
+class RowsWithRange(NamedTuple):
     """The rows that a process holds of a parameter without storage, and their range."""
 
     rows: Tensor
@@ -32,7 +32,7 @@ class RowShard(NamedTuple):
 
 
 _SHARD_ATTRIBUTE = "row_shard"
-"""The attribute of such a parameter that holds its RowShard."""
+"""The attribute of such a parameter that holds its RowsWithRange."""
 
 _INITIALIZERS = frozenset(("normal_", "uniform_", "kaiming_uniform_", "zero_", "fill_"))
 """What gives new parameters their values."""
@@ -64,7 +64,7 @@ class ShardNewParameters(TorchFunctionMode):
         if is_sharded(tensor):
             get_local_rows(tensor).copy_(whole[at])
         else:
-            vars(tensor)[_SHARD_ATTRIBUTE] = RowShard(whole[at].clone(), at)
+            vars(tensor)[_SHARD_ATTRIBUTE] = RowsWithRange(whole[at].clone(), at)
         return tensor
 
     def _view_buffer(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -89,7 +89,7 @@ def _is_distributed(tensor: Tensor) -> bool:
 def get_local_rows(tensor: Tensor) -> Tensor:
     """The rows that this process holds, in the same memory; all of a tensor that is not sharded."""
     if _SHARD_ATTRIBUTE in vars(tensor):
-        shard: RowShard = vars(tensor)[_SHARD_ATTRIBUTE]
+        shard: RowsWithRange = vars(tensor)[_SHARD_ATTRIBUTE]
         return shard.rows
     if not _is_distributed(tensor):
         return tensor
@@ -112,7 +112,7 @@ def row_range(n_rows: int, rank: int, size: int) -> slice:
 def get_local_row_range(tensor: Tensor) -> slice:
     """The range of the rows of a sharded tensor that this process holds."""
     if _SHARD_ATTRIBUTE in vars(tensor):
-        shard: RowShard = vars(tensor)[_SHARD_ATTRIBUTE]
+        shard: RowsWithRange = vars(tensor)[_SHARD_ATTRIBUTE]
         return shard.at
     group = process_group(tensor)
     return row_range(len(tensor), dist.get_rank(group), dist.get_world_size(group))

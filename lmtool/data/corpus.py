@@ -15,9 +15,9 @@ from lmtool.data.delimited import DialectHints
 from lmtool.data.files import (
     ByteRange,
     compression_suffix,
+    detect_format_suffix,
     display_path,
     find_files,
-    infer_format_suffix,
     read_text_blocks,
 )
 from lmtool.data.hub import HUB_PREFIX, download_dataset
@@ -105,7 +105,7 @@ class Corpus:
         return self.stream and any(self._is_divided(path) for path in self.files)
 
     def _is_divided(self, path: Path) -> bool:
-        return infer_format_suffix(path) != ".txt" or self.documents != "whole"
+        return detect_format_suffix(path) != ".txt" or self.documents != "whole"
 
     def chunks(self) -> Iterator[DocumentChunk]:
         """Yields the documents in order, except blank ones, in chunks of about CHUNK_CHARACTERS."""
@@ -113,7 +113,7 @@ class Corpus:
 
     def is_divisible(self, path: Path) -> bool:
         """Returns whether documents can be found from any position of the file, at line ends or blank lines."""
-        ending = infer_format_suffix(path)
+        ending = detect_format_suffix(path)
         return not compression_suffix(path) and (ending == ".jsonl" or (ending == ".txt" and self.documents != "whole"))
 
     def read_byte_range(self, path: Path, byte_range: ByteRange | None) -> Iterator[DocumentChunk]:
@@ -133,7 +133,7 @@ class Corpus:
             raise DataError(what, where=display_path(path), fix=fix)
 
     def _read_documents(self, path: Path, byte_range: ByteRange | None = None) -> Iterator[DocumentChunk]:
-        ending = infer_format_suffix(path)
+        ending = detect_format_suffix(path)
         if ending != ".txt":
             rows = open_row_file(path, ending, _MAX_CELL_CHARACTERS, hints=_CORPUS_DIALECT, byte_range=byte_range)
             return cut_long_documents(_read_text_column(rows, self.column))
@@ -272,7 +272,9 @@ def infer_document_division(files: Sequence[Path]) -> DocumentDivision:
     A list has letters, and neither blank nor indented lines. Its lines are short and have few words (names, words,
     commands), or they are not wrapped and are no more similar to their neighbours than to other lines (captions).
     """
-    heads = [next(read_text_blocks(path), "") for path in files[:_SAMPLED_FILES] if infer_format_suffix(path) == ".txt"]
+    heads = [
+        next(read_text_blocks(path), "") for path in files[:_SAMPLED_FILES] if detect_format_suffix(path) == ".txt"
+    ]
     if heads and all(_are_lines_documents(head) for head in heads):
         return "line"
     several = False

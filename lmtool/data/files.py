@@ -83,7 +83,7 @@ def name_without_compression(path: Path) -> str:
     return path.name.lower().removesuffix(compression_suffix(path))
 
 
-def infer_format_suffix(path: Path) -> str:
+def detect_format_suffix(path: Path) -> str:
     """Returns one of FOLDER_FORMATS or .json, inferred from the name without compression; .txt by default.
 
     A .json file has the format .json if it holds a list of objects, .jsonl if it has an object on each line, else .txt.
@@ -247,7 +247,7 @@ _NON_TEXT_ENCODINGS = frozenset({"idna", "punycode", "unicode-escape", "raw-unic
 """Python's encodings of host names and string literals, which no text file has."""
 
 
-def infer_encoding(path: Path, fallback: str | None = None) -> str:
+def choose_encoding(path: Path, fallback: str | None = None) -> str:
     """Returns UTF-16 for a file with its byte order mark, `fallback` if not all of it is valid UTF-8, else UTF-8."""
     with convert_read_errors(path), open_decompressed(path) as file:
         data = file.read(READ_BYTES)
@@ -435,6 +435,6 @@ def hash_files(paths: Sequence[Path]) -> str:
     for path in paths:
         with convert_read_errors(path), open(path, "rb") as file:
             packed = compression_suffix(path)
-            total.update(f"{infer_format_suffix(path)} {packed if packed == '.zst' else packed == '.gz'} ".encode())
+            total.update(f"{detect_format_suffix(path)} {packed if packed == '.zst' else packed == '.gz'} ".encode())
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()

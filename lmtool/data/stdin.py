@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from lmtool.data.column_names import CONVENTIONAL_NAMES, TEXT_NAMES, normalize_name
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints, infer_dialect, parse_records
-from lmtool.data.files import display_path, infer_encoding, is_json_list, quote, read_nonblank_lines
+from lmtool.data.files import choose_encoding, display_path, is_json_list, quote, read_nonblank_lines
 from lmtool.data.rowfile import MAX_NAME_WORDS, DelimitedFile, count_words, fold_name
 from lmtool.data.table import INFERRED_FORMAT
 from lmtool.errors import DataError, UsageError
@@ -86,7 +86,7 @@ def temporary_table_file(
             yield _write_texts_as_table(folder, texts, columns, are_chats)
             return
         path = _copy_stdin_to_table_file(folder, table_format.encoding)
-        encoding = table_format.encoding or infer_encoding(path, trained_format.encoding)
+        encoding = table_format.encoding or choose_encoding(path, trained_format.encoding)
         is_table = path.suffix != ".csv" or _looks_like_table(
             path, encoding, columns, table_format.delimiter or trained_format.delimiter
         )
@@ -120,7 +120,7 @@ def _copy_stdin_to_cache(kind: str) -> str:
     folder = cache_folder().absolute() / "standard-input"
     with make_parent_and_scratch_folder(folder) as scratch:
         received = _copy_stdin_to_file(scratch, "received")
-        head = _read_head(received, infer_encoding(received))
+        head = _read_head(received, choose_encoding(received))
         text_suffix = ".csv" if kind == "table" or (kind != "text" and _is_delimited(head)) else ".txt"
         path = folder / f"standard-input-{sha256_of_file(received)[:16]}{_infer_suffix(head, text_suffix)}"
         with convert_write_errors(path):
@@ -210,7 +210,7 @@ def _copy_stdin_to_file(folder: Path, name: str) -> Path:
 def _copy_stdin_to_table_file(folder: Path, encoding: str | None) -> Path:
     path = _copy_stdin_to_file(folder, "standard-input.csv")
     ending = (
-        ".json" if is_json_list(path) else _infer_suffix(_read_head(path, encoding or infer_encoding(path)), ".csv")
+        ".json" if is_json_list(path) else _infer_suffix(_read_head(path, encoding or choose_encoding(path)), ".csv")
     )
     return path.rename(path.with_suffix(ending))
 

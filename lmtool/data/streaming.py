@@ -20,10 +20,10 @@ from lmtool.data.files import (
     ByteRange,
     compression_suffix,
     convert_read_errors,
+    detect_format_suffix,
     display_path,
     find_files,
     find_next_document_start,
-    infer_format_suffix,
 )
 from lmtool.data.hub import HUB_PREFIX, DatasetShards
 from lmtool.data.order import derive_seed, permute
@@ -100,7 +100,7 @@ class StreamedText:
             repr((UNIT_BYTES, BLOCK_CHARACTERS, self._seed, [one.identity for one in self._shards])).encode()
         )
         for path, (size, _) in zip(self.head.files, self._states, strict=True):
-            total.update(f"{infer_format_suffix(path)} {compression_suffix(path)} {size} ".encode())
+            total.update(f"{detect_format_suffix(path)} {compression_suffix(path)} {size} ".encode())
         block = StreamBlock(self, BlockPosition())
         for chunk in block.read_chunks_and_record_end():
             total.update("\0".join(chunk.texts).encode())
@@ -125,7 +125,7 @@ class StreamedText:
         size = self._check_unchanged_and_get_size(file)
         byte_range = None
         if self._divisible[file]:
-            blank_lines = infer_format_suffix(path) == ".txt" and self.head.documents == "blank-line"
+            blank_lines = detect_format_suffix(path) == ".txt" and self.head.documents == "blank-line"
             ends = (
                 find_next_document_start(path, n * UNIT_BYTES, size, after_blank_line=blank_lines)
                 for n in (within, within + 1)

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from lmtool.data.annotated import CONLL_SUFFIX, SQUAD_SUFFIX, ConllFile, SquadFile, format_conll_sentences
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints
 from lmtool.data.files import (
+    choose_encoding,
     display_path,
     find_files,
-    infer_encoding,
     is_json_lines,
     is_json_list,
     name_without_compression,
@@ -164,8 +164,8 @@ def open_table(
     `source` is a .csv, .tsv, .jsonl or .parquet file, a .json file with a list of objects or with questions, or tagged
     sentences in a .conll file, each also compressed (.gz, .zst), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`,
     which is streamed into the cache once. Delimiter, quoting and encoding are inferred from the text unless
-    `table_format` has them; see `delimited.infer_dialect` and `files.infer_encoding`. Raises DataError when there is no
-    table, or one without rows; UsageError for a wrong encoding or delimiter.
+    `table_format` has them; see `delimited.infer_dialect` and `files.choose_encoding`. Raises DataError when there is
+    no table, or one without rows; UsageError for a wrong encoding or delimiter.
     """
     delimiter = table_format.delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
@@ -174,7 +174,7 @@ def open_table(
     where = display_path(path) if not source.startswith(HUB_PREFIX) else quote(source)
     ending = _find_table_suffix(path, source)
     encoding = (
-        "UTF-8" if source.startswith(HUB_PREFIX) else table_format.encoding or infer_encoding(path, fallback_encoding)
+        "UTF-8" if source.startswith(HUB_PREFIX) else table_format.encoding or choose_encoding(path, fallback_encoding)
     )
     annotated = {CONLL_SUFFIX: ConllFile, SQUAD_SUFFIX: SquadFile}
     if ending == SQUAD_SUFFIX and is_json_lines(path):

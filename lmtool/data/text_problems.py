@@ -62,7 +62,7 @@ def find_text_problems(
     most_train, most_valid = BRIEF_CHUNKS if brief else THOROUGH_CHUNKS
     if not train.text.corpus.stream:
         yield from _find_duplicate_or_cut_documents(islice(train.chunks(), most_train))
-    shared = compute_ngram_overlap(islice(train.chunks(), most_train), islice(valid.chunks(), most_valid))
+    shared = find_words_in_shared_ngrams(islice(train.chunks(), most_train), islice(valid.chunks(), most_valid))
     if shared.percent >= MIN_SHARED_PERCENT:
         what = (
             f"{shared.percent:.1f} % of the {shared.n_words:,} words of the validation text are in {NGRAM_WORDS}-grams"
@@ -117,7 +117,7 @@ class NgramOverlap:
         return 100 * self.n_shared / max(1, self.n_words)
 
 
-def compute_ngram_overlap(train: Iterable[DocumentChunk], valid: Iterable[DocumentChunk]) -> NgramOverlap:
+def find_words_in_shared_ngrams(train: Iterable[DocumentChunk], valid: Iterable[DocumentChunk]) -> NgramOverlap:
     """Computes which words of `valid` are in n-grams of `train`, ignoring case and punctuation.
 
     Memory depends on `valid` alone: about 100 bytes for each word.
@@ -183,7 +183,7 @@ def _read_words_with_carry(chunks: Iterable[DocumentChunk]) -> Iterator[_ChunkWo
             yield _ChunkWords(words, document, carried, not chunk.ends)
 
 
-class _NgramHashes(NamedTuple):
+class _HashedNgramSpans(NamedTuple):
     """The hash, the index of the first word and the number of words of each n-gram."""
 
     hashes: NDArray[np.uint64]
@@ -191,7 +191,7 @@ class _NgramHashes(NamedTuple):
     n_words: NDArray[np.int64]
 
 
-def _hash_ngrams(part: _ChunkWords) -> _NgramHashes:
+def _hash_ngrams(part: _ChunkWords) -> _HashedNgramSpans:
     """Hashes the n-grams of NGRAM_WORDS words; a document that is shorter is one n-gram."""
     # every process has its own hashes of strings: they are compared here only
     codes = np.fromiter(map(hash, part.words), dtype=np.int64, count=len(part.words)).view(np.uint64)
@@ -211,4 +211,4 @@ def _hash_ngrams(part: _ChunkWords) -> _NgramHashes:
         keys.append(key)
         firsts.append(first)
         n_words.append(np.full(len(first), length))
-    return _NgramHashes(np.concatenate(keys), np.concatenate(firsts), np.concatenate(n_words))
+    return _HashedNgramSpans(np.concatenate(keys), np.concatenate(firsts), np.concatenate(n_words))

@@ -233,20 +233,20 @@ def _make_window_rows(loaded: LoadedModel, ids: list[int]) -> list[_ScoringRow]:
 
 
 @dataclass(frozen=True)
-class _ContinuationRows:
+class _RowsOfContinuation:
     """The rows that score a continuation: one, or one for each token of a bidirectional model; none without tokens."""
 
     rows: list[_ScoringRow]
     is_cut: bool = False
 
-    def truncate(self, max_length: int | None) -> "_ContinuationRows":
+    def truncate(self, max_length: int | None) -> "_RowsOfContinuation":
         """Returns it with at most the last `max_length` positions of its rows."""
         if max_length is None or max((row.length for row in self.rows), default=0) <= max_length:
             return self
         return replace(self, rows=[row.keep_last_positions(max_length) for row in self.rows], is_cut=True)
 
 
-def _encode_continuations(loaded: LoadedModel, group: Sequence[ContextPair]) -> list[_ContinuationRows]:
+def _encode_continuations(loaded: LoadedModel, group: Sequence[ContextPair]) -> list[_RowsOfContinuation]:
     """Makes the rows of the continuations of a group. Those of one context are scored from the same token on."""
     texts = [_encode_pair(loaded, *pair) for pair in group]
     same_context = len({context for context, _ in group}) == 1
@@ -258,7 +258,7 @@ def _encode_continuations(loaded: LoadedModel, group: Sequence[ContextPair]) -> 
             rows = _masked_rows(loaded, [*whole, *loaded.prompt_format.after], range(first, len(whole)))
         else:
             rows = [_make_suffix_row(loaded, source, whole, first)] if first < len(whole) else []
-        continuations.append(_ContinuationRows(rows))
+        continuations.append(_RowsOfContinuation(rows))
     return continuations
 
 
@@ -302,7 +302,7 @@ def _first_id(loaded: LoadedModel) -> int:
 
 
 def _score_groups(
-    loaded: LoadedModel, groups: Sequence[Sequence[_ContinuationRows]], report: Progress
+    loaded: LoadedModel, groups: Sequence[Sequence[_RowsOfContinuation]], report: Progress
 ) -> list[list[ScoredContinuation]]:
     """Scores the continuations of each group, those with a common prefix separately."""
     can_share = loaded.sharding is None and loaded.model.reads != "both"

@@ -143,7 +143,7 @@ class AveragingModel(ModelWithoutNextToken):
         self.register_buffer("in_word_V", torch.zeros(vocab_size, dtype=torch.bool) if spec.word_buckets else None)
         n_buckets = spec.n_hashed - spec.word_buckets
         hashed = (
-            HashedFeatureKind(vocab_size, n_buckets, self._hash_ngrams),
+            HashedFeatureKind(vocab_size, n_buckets, self._iterate_ngram_hashes_by_order),
             HashedFeatureKind(vocab_size + n_buckets, spec.word_buckets, self._hash_words_and_word_pairs),
         )
         self.hashed_features = [kind for kind in hashed if kind.n_buckets]
@@ -271,7 +271,7 @@ class AveragingModel(ModelWithoutNextToken):
                 keeps.append(valid_BT)
         return torch.cat(features, 1), torch.cat(keeps, 1)
 
-    def _hash_ngrams(self, batch: Batch) -> FeatureHashes:
+    def _iterate_ngram_hashes_by_order(self, batch: Batch) -> FeatureHashes:
         """Yields n-grams of tokens, by order from 2; with `word_buckets` those within a word and its neighbours."""
         hash_BT = tokens_BT = batch.tokens_BT
         keep_BT = valid_BT = _padding_mask(batch)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from lmtool.errors import RecipeError
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.attention import find_layer_matrices_and_part_rows
-from lmtool.model.layers.ngrams import NgramEmbedding
+from lmtool.model.layers.ngrams import FrequentNgramEmbedding
 from lmtool.model.lora import add_adapters_and_freeze_
 from lmtool.model.transformer import TransformerModel
 from lmtool.recipe.spec.base import Spec
@@ -179,7 +179,7 @@ def estimate_min_training_bytes(recipe: Recipe, n_shards: int = 1) -> int:
     Args:
         n_shards: number of devices that share weights, gradients and moments.
     """
-    held = estimate_persistent_memory(recipe, _max_embedding_rows(recipe))
+    held = estimate_persistent_memory(recipe, _max_embedding_rows_or_zero(recipe))
     sequences = 1 if recipe.training.micro_batch == "auto" else recipe.training.micro_batch
     activations = sequences * recipe.model.context * recipe.model.activation_bytes
     return held.sum // n_shards + activations
@@ -202,7 +202,7 @@ def check_fits_memory(
     key, value = max(sizes, key=lambda size: math.log(size[1]) - math.log(USUAL_MAXIMA[size[0]]))
     origin = (key_origins or {}).get(key, "default")
     where = key if origin == "default" else f"{origin}: {key}"
-    size = count_parameters(recipe.model, _max_embedding_rows(recipe))
+    size = count_parameters(recipe.model, _max_embedding_rows_or_zero(recipe))
     parameters = "over 10^18" if size == UNCOUNTABLE else _format_count(size.parameters)
     take = f"{parameters} parameters take at least {_format_bytes(needed)} of memory to train"
     raise RecipeError(
@@ -227,7 +227,7 @@ def count_training_flops_per_token(lm: LanguageModel, spec: Model) -> int | None
     ):
         return None
     output = lm.head.projection_parameters()[0]
-    tables = [part.weight for part in lm.modules() if isinstance(part, nn.Embedding | NgramEmbedding)]
+    tables = [part.weight for part in lm.modules() if isinstance(part, nn.Embedding | FrequentNgramEmbedding)]
     looked_up = sum(table.numel() for table in tables if table is not output)
     n_used = sum(parameter.numel() for parameter in lm.parameters()) - looked_up
     head_width = spec.head_width or spec.d_model // spec.n_heads
@@ -243,7 +243,7 @@ def _integer_fields(spec: Spec, path: str = "") -> Iterator[tuple[str, int]]:
             yield f"{path}{name}", value
 
 
-def _max_embedding_rows(recipe: Recipe) -> int:
+def _max_embedding_rows_or_zero(recipe: Recipe) -> int:
     """Returns an upper bound on the embedding rows; 0 if only the text or a tokenizer file determines them."""
     tokenizer = recipe.tokenizer
     named = 0 if isinstance(tokenizer, CharTokenizer | TokenizerFile) else tokenizer.vocab_size

@@ -25,7 +25,7 @@ from lmtool.model.language_model import (
 )
 from lmtool.model.layers import blocks
 from lmtool.model.layers.blocks import InputEmbeddings
-from lmtool.model.layers.ngrams import NgramEmbedding, PrecedingTokensEmbedding, PreviousTokenSmear
+from lmtool.model.layers.ngrams import FrequentNgramEmbedding, PrecedingTokensEmbedding, PreviousTokenSmear
 from lmtool.model.layers.positions import max_positions
 from lmtool.model.layers.stack import Stack
 from lmtool.model.state import Caches, DecodeState, LayerState, RowTokens
@@ -45,7 +45,7 @@ class TransformerModel(LanguageModel):
         self.inputs = InputEmbeddings(spec, vocab_size) if inputs is None else inputs
         self.ngrams = None
         if spec.ngram_embedding is not None:
-            self.ngrams = NgramEmbedding(spec.ngram_embedding, spec.embedding_width or spec.d_model, vocab_size)
+            self.ngrams = FrequentNgramEmbedding(spec.ngram_embedding, spec.embedding_width or spec.d_model, vocab_size)
         self.smear = None
         if spec.smear:
             self.smear = PreviousTokenSmear(self.inputs.tokens, self.inputs.scale)

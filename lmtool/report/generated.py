@@ -69,7 +69,7 @@ def _render_tokens(identifier: str, prompt: str, completion: Completion, tokeniz
 def _render_beam_tree(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
     """Renders the tree of a beam search, from left to right, and its numbers as a table."""
     placed = assign_steps_and_lanes(tree)
-    best = {i for i, node in enumerate(tree) if node.rank is not None for i in _trace_hypothesis(tree, i)}
+    best = {i for i, node in enumerate(tree) if node.rank is not None for i in _list_node_and_ancestors(tree, i)}
     nodes: list[dict[str, Any]] = []
     edges, rows = [], []
     for i, (node, (step, lane)) in enumerate(zip(tree, placed, strict=True)):
@@ -101,7 +101,7 @@ def _render_beam_tree(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
     return figure(picture, caption, table(columns, rows))
 
 
-def _trace_hypothesis(tree: Sequence[BeamNode], index: int | None) -> list[int]:
+def _list_node_and_ancestors(tree: Sequence[BeamNode], index: int | None) -> list[int]:
     """Returns the nodes of a hypothesis, the last token first."""
     nodes = []
     while index is not None:
@@ -118,7 +118,7 @@ def assign_steps_and_lanes(tree: Sequence[BeamNode]) -> list[tuple[int, int]]:
     """
     rank: dict[int, int] = {}
     for i in sorted((i for i, node in enumerate(tree) if node.rank is not None), key=lambda i: tree[i].rank or 0):
-        for node in _trace_hypothesis(tree, i):
+        for node in _list_node_and_ancestors(tree, i):
             rank.setdefault(node, tree[i].rank or 0)
     steps: list[int] = []
     for one in tree:

@@ -38,7 +38,7 @@ from lmtool.recipe.spec.objective import (
     Tagging,
 )
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec
+from lmtool.recipe.spec.recurrent import PretrainedStatesModelSpec
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.runs.checkpoint import Checkpoint
 from lmtool.runs.directory import FEATURES, NGRAMS, Run
@@ -286,7 +286,7 @@ def load_feature_model(run: Run, recipe: Recipe, compute: ExecutionContext) -> L
 
     Raises CheckpointError if the copy is missing or damaged.
     """
-    if not isinstance(recipe.model, FeatureReadingModelSpec) or recipe.model.features is None:
+    if not isinstance(recipe.model, PretrainedStatesModelSpec) or recipe.model.features is None:
         return None
     copy = Reference.from_name(str(run.path / FEATURES))
     return LoadedModel(load_trained_model(copy, compute), copy, copy.recipe, compute)

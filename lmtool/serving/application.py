@@ -189,7 +189,7 @@ def _json_response(body: bytes) -> Response:
 
 
 async def _make_error_response(request: Request, error: Exception) -> Response:
-    """Makes the response to an error. `AccessMiddleware` logs unexpected ones."""
+    """Makes the response to an error. `AccessAndLoggingMiddleware` logs unexpected ones."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=499)  # nobody reads it
     if isinstance(error, NumericalError | ResourceError):

@@ -82,7 +82,7 @@ class AccessPolicy:
         return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
 
 
-class AccessMiddleware:
+class AccessAndLoggingMiddleware:
     """Applies an access policy to requests, and logs and counts responses. It never logs what is asked.
 
     n_open: requests in progress.

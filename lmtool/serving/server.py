@@ -20,7 +20,7 @@ from lmtool import system
 from lmtool.errors import ResourceError
 from lmtool.generation.generate import TextGenerator
 from lmtool.serving.application import Application
-from lmtool.serving.guard import AccessMiddleware, AccessPolicy, log
+from lmtool.serving.guard import AccessAndLoggingMiddleware, AccessPolicy, log
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.scheduler import Scheduler
 from lmtool.serving.service import ModelService, SearchableTexts
@@ -69,7 +69,7 @@ class ResponseWorker(Protocol):
     def describe(self) -> str: ...
 
 
-class _LimitedConnection(H11Protocol):
+class _IdleEvictingConnection(H11Protocol):
     """A connection that is closed when its client is idle, and after invalid HTTP.
 
     If there are too many, of one client or in all, the one that has waited longest for the head of a request is closed,
@@ -84,7 +84,9 @@ class _LimitedConnection(H11Protocol):
         super().connection_made(transport)
         self._since, self._network = self.loop.time(), _client_network(self.client)
         every = [
-            one for one in self.connections if isinstance(one, _LimitedConnection) and not one.transport.is_closing()
+            one
+            for one in self.connections
+            if isinstance(one, _IdleEvictingConnection) and not one.transport.is_closing()
         ]
         alike = [one for one in every if one._network == self._network]
         crowd = alike if len(alike) > MAX_CONNECTIONS_PER_CLIENT else every if len(every) > MAX_CONNECTIONS else []
@@ -158,7 +160,7 @@ class _ServerWithoutSignals(uvicorn.Server):
         yield
 
 
-def build_server(generator: TextGenerator, config: ServerConfig) -> tuple[AccessMiddleware, Scheduler]:
+def build_server(generator: TextGenerator, config: ServerConfig) -> tuple[AccessAndLoggingMiddleware, Scheduler]:
     """Builds the application for a model, and the scheduler that computes its responses."""
     metrics = Metrics()
     scheduler = Scheduler(
@@ -171,7 +173,9 @@ def build_server(generator: TextGenerator, config: ServerConfig) -> tuple[Access
     )
     service = ModelService(generator, scheduler, config.max_tokens, config.index)
     application = Application(service, metrics, logs_prompts=config.logs_prompts)
-    return AccessMiddleware(application.app, config.access or AccessPolicy(config.host, None), metrics), scheduler
+    return AccessAndLoggingMiddleware(
+        application.app, config.access or AccessPolicy(config.host, None), metrics
+    ), scheduler
 
 
 def serve_model_until_signal(generator: TextGenerator, config: ServerConfig, print_line: Callable[[str], None]) -> int:
@@ -184,7 +188,7 @@ def serve_model_until_signal(generator: TextGenerator, config: ServerConfig, pri
 
 
 def serve_until_signal(
-    app: AccessMiddleware, worker: ResponseWorker, config: ServerConfig, print_line: Callable[[str], None]
+    app: AccessAndLoggingMiddleware, worker: ResponseWorker, config: ServerConfig, print_line: Callable[[str], None]
 ) -> int:
     """Serves an application until a signal, and returns the signal's number; see `serve_model_until_signal`."""
 
@@ -213,11 +217,13 @@ def serve_until_signal(
 
 
 @asynccontextmanager
-async def running_server(app: AccessMiddleware, worker: ResponseWorker, listener: socket.socket) -> AsyncIterator[None]:
+async def running_server(
+    app: AccessAndLoggingMiddleware, worker: ResponseWorker, listener: socket.socket
+) -> AsyncIterator[None]:
     """Runs a server on a listening socket inside the context."""
     config = uvicorn.Config(
         app,
-        http=_LimitedConnection,
+        http=_IdleEvictingConnection,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -61,7 +61,7 @@ def parse_nonblank_text(cell: Any) -> str:
     return text
 
 
-def parse_label(cell: Any) -> str | tuple[str, ...]:
+def parse_label_or_empty(cell: Any) -> str | tuple[str, ...]:
     """Returns a label as stripped text, or as several texts; "" for an empty cell. Refuses one as long as a text."""
     label = parse_label_cell(cell)
     if label is None:

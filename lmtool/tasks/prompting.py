@@ -243,7 +243,7 @@ def evaluate_prompts(
     return PromptingResults(source, len(texts), answers, plain, calibrated, majority, texts.items)
 
 
-def generate_answers(
+def generate_answers_lazily(
     generator: TextGenerator,
     source: str,
     prompt: PromptTemplate,

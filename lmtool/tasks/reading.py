@@ -20,7 +20,7 @@ from lmtool.tasks.cells import (
     has_bio_tags,
     parse_and_trim_conversation,
     parse_answers,
-    parse_label,
+    parse_label_or_empty,
     parse_nonblank_text,
     parse_tags,
     parse_text,
@@ -328,7 +328,7 @@ class _RowParser:
             raise self._table.row_error("empty text", what, number, row.line, column, "fill it")
         if columns.target is not None:
             return LabelledRow(texts, None, parse(row, columns.target, parse_nonblank_text), number)
-        return LabelledRow(texts, parse(row, str(columns.label), parse_label), None, number)
+        return LabelledRow(texts, parse(row, str(columns.label), parse_label_or_empty), None, number)
 
 
 class _LabelParser:

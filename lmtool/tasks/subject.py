@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from lmtool.data.files import TABLE_FORMATS, infer_format_suffix, name_without_compression
+from lmtool.data.files import TABLE_FORMATS, detect_format_suffix, name_without_compression
 from lmtool.data.hub import HUB_PREFIX
 from lmtool.data.store import STORE_MANIFEST
 from lmtool.data.table import open_table
@@ -36,7 +36,7 @@ def infer_subject(names: Sequence[str], data: Data, *, is_text: bool, infer_labe
             return "run"
         if data.test:
             return "table"
-        if not folder.is_dir() and (name.startswith(HUB_PREFIX) or infer_format_suffix(folder) != ".txt"):
+        if not folder.is_dir() and (name.startswith(HUB_PREFIX) or detect_format_suffix(folder) != ".txt"):
             return "table" if _is_labelled_table(name, data, infer_labels_from_cells) else "text"
         if name_without_compression(folder).endswith(TABLE_FORMATS):
             return "table"

@@ -69,10 +69,10 @@ class TrainingState(SavedState, frozen=False):
         best = self.model_dump(include=set(NO_BEST_YET))
         return ValidationState(step=step, **best, yardstick=checkpoint_selection_values(self.recipe))
 
-    def add_step(self, step: CompletedStep, peak_tokens_per_second: float | None = None) -> LogRecord:
+    def add_step(self, step: CompletedStep, tokens_per_second_at_peak_flops: float | None = None) -> LogRecord:
         """Adds a completed step. Returns its record, in the format of metrics.jsonl.
 
-        peak_tokens_per_second: tokens per second at the peak of the devices, if it is known.
+        tokens_per_second_at_peak_flops: tokens per second at the peak of the devices, if it is known.
         """
         self.micro_batch = step.micro_batch
         self.tokens += step.tokens
@@ -88,8 +88,8 @@ class TrainingState(SavedState, frozen=False):
             "seconds": round(self.seconds, 3),
             **(
                 {}
-                if peak_tokens_per_second is None
-                else {"mfu": round(step.n_computed / step.seconds / peak_tokens_per_second, 4)}
+                if tokens_per_second_at_peak_flops is None
+                else {"mfu": round(step.n_computed / step.seconds / tokens_per_second_at_peak_flops, 4)}
             ),
         }
 
@@ -220,7 +220,9 @@ class CheckpointManager:
                 self.checkpoint = saved
                 yield CheckpointSaved(saved.path)
 
-    def write_validation_state(self, step: int, state: TrainingState) -> Iterator[CheckpointSaved | Warn]:
+    def record_validation_and_prune_checkpoints(
+        self, step: int, state: TrainingState
+    ) -> Iterator[CheckpointSaved | Warn]:
         """Writes the result of the validation after a checkpoint, once that is saved."""
         yield from self.finish_pending_save()
         yield from self._write_or_warn(

@@ -20,7 +20,7 @@ from lmtool.interop.resolve import resolve_reference
 from lmtool.printable import format_count, printable
 from lmtool.recipe.spec.model import InitialEmbeddingsModelSpec
 from lmtool.recipe.spec.recipe import Model, Recipe
-from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec
+from lmtool.recipe.spec.recurrent import PretrainedStatesModelSpec
 from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.runs.directory import FEATURES
@@ -149,10 +149,10 @@ def load_features_and_update_recipe(recipe: Recipe, base: Reference | None) -> t
     and for features that `base` does not have; CheckpointError if there is no such run.
     """
     model = recipe.model
-    if not isinstance(model, FeatureReadingModelSpec) or (features := model.features) is None:
+    if not isinstance(model, PretrainedStatesModelSpec) or (features := model.features) is None:
         return recipe, None
     if base is not None:
-        old = base.recipe.model.features if isinstance(base.recipe.model, FeatureReadingModelSpec) else None
+        old = base.recipe.model.features if isinstance(base.recipe.model, PretrainedStatesModelSpec) else None
         if old is None or old.run != features.run or old.beside != features.beside:
             what = f"{base.run.name} was trained without these features, for which its layers are too narrow"
             raise UsageError(what, where="model.features", fix="train from scratch with --recipe, or omit them")
@@ -161,7 +161,7 @@ def load_features_and_update_recipe(recipe: Recipe, base: Reference | None) -> t
     if source.recipe.tuning.lora is not None:
         fix = f"make a whole run first: lmtool runs merge {source.run.name}"
         raise UsageError(f"{source.run.name} holds adapters only", where="model.features.run", fix=fix)
-    if isinstance(theirs, FeatureReadingModelSpec) and theirs.features is not None:
+    if isinstance(theirs, PretrainedStatesModelSpec) and theirs.features is not None:
         what = f"{source.run.name} reads features of another run itself"
         raise UsageError(what, where="model.features.run", fix="name that run, or one without features")
     lm = load_trained_model(source, CPU)
@@ -174,7 +174,7 @@ def load_features_and_update_recipe(recipe: Recipe, base: Reference | None) -> t
 
 def describe_features(model: Model, feature_model: LoadedModel) -> str:
     """Describes the states that a model reads, in a line. feature_model: computes them."""
-    assert isinstance(model, FeatureReadingModelSpec)
+    assert isinstance(model, PretrainedStatesModelSpec)
     assert model.features is not None
     place = "beside" if model.features.beside else "in place of"
     extent = f"{model.features.mixed_layers} layers of {model.features.width}"

@@ -203,11 +203,11 @@ class TrainingSession:
             device=self.compute.describe() + processes + (", sharded" if world.sharded else ""),
             held=0 if counts else held.sum // (world.size if world.sharded else 1),
             warmup_steps=0 if counts or fits else recipe.schedule.warmup_steps,
-            peak_speed=self.peak_tokens_per_second,
+            peak_speed=self.tokens_per_second_at_peak_flops,
         )
 
     @cached_property
-    def peak_tokens_per_second(self) -> float | None:
+    def tokens_per_second_at_peak_flops(self) -> float | None:
         """Tokens per second at the peak of the devices, of which the speed is the model FLOPs utilization."""
         is_causal = isinstance(self.recipe.objective, Causal) and isinstance(self.data, TextData)
         flops = count_training_flops_per_token(self.lm, self.recipe.model) if is_causal else None
@@ -305,7 +305,10 @@ class TrainingSession:
     def _log_save_and_validate(self, step: CompletedStep) -> Iterator[Event]:
         """Logs a completed step; saves and validates if the recipe says so or the session ends here."""
         recipe, state = self.recipe, self.state
-        record, is_validated = state.add_step(step, self.peak_tokens_per_second), is_validation_step(recipe, step.step)
+        record, is_validated = (
+            state.add_step(step, self.tokens_per_second_at_peak_flops),
+            is_validation_step(recipe, step.step),
+        )
         is_last = step.step >= recipe.training.steps
         if step.stop and not is_last:
             self.end_reason = "interrupted"
@@ -365,7 +368,7 @@ class TrainingSession:
                     self.manager, self.lm, self.data.prompt_format, self.recipe, self.prompts, number
                 )
         # last, so that a run that is killed before repeats all of it
-        yield from self.manager.write_validation_state(number, state)
+        yield from self.manager.record_validation_and_prune_checkpoints(number, state)
 
     def _warn_of_bad_validation(
         self, step: int, validation: ValidationResult, best_before: float | None

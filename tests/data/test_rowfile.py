@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lmtool.data.corpus import open_corpus
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints
-from lmtool.data.files import READ_BYTES, infer_format_suffix
+from lmtool.data.files import READ_BYTES, detect_format_suffix
 from lmtool.data.hub import download_dataset
 from lmtool.data.rowfile import open_row_file
 from lmtool.data.table import SkippedRowCounts, open_table
@@ -150,10 +150,10 @@ def test_several_objects_on_lines_are_read_as_such_whatever_the_name_says(before
     path = tmp_path / "a.json"
     path.write_text(before + json_lines(CELLS).decode())
     assert table_cells(path) == CELLS
-    assert infer_format_suffix(path) == ".jsonl"
+    assert detect_format_suffix(path) == ".jsonl"
     for content in '{"text": "a"}', "[1, 2]", '["text"]', "3":  # which may be anything, for a corpus a text
         path.write_text(content)
-        assert infer_format_suffix(path) == ".txt"
+        assert detect_format_suffix(path) == ".txt"
         assert corpus_cells(path) == [content]
         with pytest.raises(DataError):
             open_table(str(path))

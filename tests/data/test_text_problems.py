@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lmtool.data import text_problems as module
 from lmtool.data.corpus import DocumentChunk
-from lmtool.data.text_problems import compute_ngram_overlap
+from lmtool.data.text_problems import find_words_in_shared_ngrams
 
 DOCUMENTS = st.lists(st.lists(st.sampled_from("abc"), max_size=9).map(" ".join), max_size=6)
 
@@ -48,15 +48,17 @@ def in_chunks(documents: list[str], cut: int) -> list[DocumentChunk]:
 def test_the_same_as_by_sets_of_ngrams(train: list[str], valid: list[str], cut: int, n: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "NGRAM_WORDS", n)
-        found = compute_ngram_overlap(in_chunks(train, cut), in_chunks(valid, cut))
-        joined = compute_ngram_overlap([DocumentChunk(train)] if train else [], [DocumentChunk(valid)] if valid else [])
+        found = find_words_in_shared_ngrams(in_chunks(train, cut), in_chunks(valid, cut))
+        joined = find_words_in_shared_ngrams(
+            [DocumentChunk(train)] if train else [], [DocumentChunk(valid)] if valid else []
+        )
     assert (found.n_words, found.n_shared) == plainly(train, valid, n)
     assert found == joined
 
 
 def test_the_example_is_in_both_texts() -> None:
     common = " ".join(f"Word{i}" for i in range(13))
-    found = compute_ngram_overlap(
+    found = find_words_in_shared_ngrams(
         [DocumentChunk([f"before {common} after"])], [DocumentChunk(["another one", f"so {common}!"])]
     )
     assert found.example == common.lower()
@@ -65,10 +67,12 @@ def test_the_example_is_in_both_texts() -> None:
 
 
 def test_the_beginning_of_a_long_word_has_no_ngram() -> None:
-    found = compute_ngram_overlap([DocumentChunk(["a b"])], [DocumentChunk(["a" * 100], ends=False)])
+    found = find_words_in_shared_ngrams([DocumentChunk(["a b"])], [DocumentChunk(["a" * 100], ends=False)])
     assert (found.n_words, found.n_shared) == (1, 0)
 
 
 def test_names_are_documents_of_one_word() -> None:
-    found = compute_ngram_overlap([DocumentChunk(["anna", "bert"])], [DocumentChunk(["bert", "carla", "anna bert"])])
+    found = find_words_in_shared_ngrams(
+        [DocumentChunk(["anna", "bert"])], [DocumentChunk(["bert", "carla", "anna bert"])]
+    )
     assert (found.n_words, found.n_shared) == (4, 1)

@@ -11,14 +11,14 @@ import torch
 from lmtool.batch import Batch
 from lmtool.errors import RecipeError
 from lmtool.model import build
-from lmtool.model.layers.ngrams import NgramEmbedding, find_ngram_embeddings
+from lmtool.model.layers.ngrams import FrequentNgramEmbedding, find_ngram_embeddings
 from lmtool.recipe.spec.transformer import NgramTable, Transformer
 from tests.support import tiny
 from tests.support.tiny import VOCAB
 
 
-def table(**changes: Any) -> NgramEmbedding:
-    return NgramEmbedding(NgramTable(**changes), 5, VOCAB)
+def table(**changes: Any) -> FrequentNgramEmbedding:
+    return FrequentNgramEmbedding(NgramTable(**changes), 5, VOCAB)
 
 
 def found_in(tokens: list[int], longest: int, min_count: int) -> Counter[tuple[int, ...]]:
@@ -27,7 +27,7 @@ def found_in(tokens: list[int], longest: int, min_count: int) -> Counter[tuple[i
     return Counter({ngram: count for ngram, count in counts.items() if count >= min_count})
 
 
-def entries(embedding: NgramEmbedding) -> set[tuple[int, ...]]:
+def entries(embedding: FrequentNgramEmbedding) -> set[tuple[int, ...]]:
     """The n-grams of 2 and 3 tokens that have an entry: by their rows alone, all others being zero."""
     found = set()
     ngrams = [(a, b) for a in range(VOCAB) for b in range(VOCAB)]
@@ -103,7 +103,7 @@ def test_a_key_has_63_bits_at_most() -> None:
     spec = Transformer(kind="transformer", n_layers=1, d_model=4, n_heads=1, context=4, ngram_embedding=NgramTable())
     with torch.device("meta"), pytest.raises(RecipeError, match="longest: 3 is too long for a vocabulary of 3,"):
         build(spec, largest)
-    pairs = NgramEmbedding(NgramTable(longest=2, entries=8), 1, largest)
+    pairs = FrequentNgramEmbedding(NgramTable(longest=2, entries=8), 1, largest)
     pairs.select_ngrams_(torch.tensor([largest - 1] * 9))
     torch.nn.init.ones_(pairs.weight)
     tokens = torch.tensor([[largest - 1, largest - 1, largest - 2]])

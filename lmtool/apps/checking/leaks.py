@@ -13,7 +13,7 @@ from lmtool.data.notices import Notice
 from lmtool.data.prepare import open_and_split_texts
 from lmtool.data.survey import no_progress
 from lmtool.data.table import SkippedRowCounts
-from lmtool.data.text_problems import BRIEF_CHUNKS, NGRAM_WORDS, WORD, compute_ngram_overlap
+from lmtool.data.text_problems import BRIEF_CHUNKS, NGRAM_WORDS, WORD, find_words_in_shared_ngrams
 from lmtool.errors import LmtoolError
 from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import RowSpec
@@ -58,7 +58,7 @@ def find_rows_in_training_data(
                 rows.append(row)
                 left -= len(row[1])
             row_W = np.repeat(np.arange(len(rows)), [len(WORD.findall(text.lower())) for _, text in rows])
-            shared = compute_ngram_overlap(
+            shared = find_words_in_shared_ngrams(
                 islice(chunks, max_training_chunks), [DocumentChunk([text for _, text in rows])]
             )
             words_R, shared_R = (np.bincount(row_W, by, len(rows)) for by in (None, shared.is_shared_W))

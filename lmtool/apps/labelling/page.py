@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from lmtool.apps.labelling.labelling import ActiveLearningSession
 from lmtool.serving.application import make_application, read_json_body
-from lmtool.serving.guard import AccessMiddleware, AccessPolicy
+from lmtool.serving.guard import AccessAndLoggingMiddleware, AccessPolicy
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.page import page_response
 from lmtool.serving.protocol import parse_body
@@ -33,7 +33,7 @@ class LabellingRequest(BaseModel, extra="forbid"):
     text: ShortText = ""
 
 
-def build_labelling_app(labelling: ActiveLearningSession, api_key: str) -> AccessMiddleware:
+def build_labelling_app(labelling: ActiveLearningSession, api_key: str) -> AccessAndLoggingMiddleware:
     """Builds the application of the page; `key` is its API key."""
     calls: dict[str, Callable[[LabellingRequest], dict[str, Any]]] = {
         "/next": lambda body: labelling.assign_next_row(body.window),
@@ -50,7 +50,7 @@ def build_labelling_app(labelling: ActiveLearningSession, api_key: str) -> Acces
         return page_response("label")
 
     routes = [Route("/", page), *(Route(path, post, methods=["POST"]) for path in calls)]
-    return AccessMiddleware(make_application(routes), AccessPolicy(HOST, api_key), Metrics())
+    return AccessAndLoggingMiddleware(make_application(routes), AccessPolicy(HOST, api_key), Metrics())
 
 
 def serve_labelling_until_signal(labelling: ActiveLearningSession, port: int, print_line: Callable[[str], None]) -> int:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from lmtool.data.corpus import _MAX_CELL_CHARACTERS
 from lmtool.data.files import (
+    detect_format_suffix,
     display_path,
     find_files,
-    infer_format_suffix,
     name_without_compression,
     read_nonblank_lines,
 )
@@ -71,7 +71,7 @@ def read_entries(
                 lines = filter(str.strip, read_lines(STDIN, "input", "write a text on each line"))
             has_rows = (
                 name_without_compression(Path(name)).endswith(ROW_FILE_SUFFIXES)
-                or infer_format_suffix(Path(name)) != ".txt"
+                or detect_format_suffix(Path(name)) != ".txt"
             )
             is_table = name.startswith(HUB_PREFIX) or has_rows
             rows: Iterable[tuple[str | int, str]] = enumerate(lines, 1)

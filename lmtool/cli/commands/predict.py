@@ -70,7 +70,7 @@ def predict(
     from lmtool.generation.params import SamplingParams
     from lmtool.tasks import predict as predicting
     from lmtool.tasks.classification import set_decision_rule
-    from lmtool.tasks.prompting import PromptTemplate, generate_answers
+    from lmtool.tasks.prompting import PromptTemplate, generate_answers_lazily
 
     ending = "" if output is None else output.suffix.lower()
     if ending == ".parquet":
@@ -99,7 +99,7 @@ def predict(
             params = SamplingParams("greedy", **limits)
             if num_beams is not None:
                 params = SamplingParams("beam", **limits, num_beams=num_beams)
-            answers = generate_answers(
+            answers = generate_answers_lazily(
                 TextGenerator(loaded), source, PromptTemplate(prompt.replace("\\n", "\n")), params, data
             )
         if answers.columns and is_main_process() and not quiet:

@@ -21,7 +21,7 @@ from lmtool.errors import UsageError
 from lmtool.printable import format_count, printable
 
 if TYPE_CHECKING:
-    from lmtool.apps.checking.cache import CacheEntry
+    from lmtool.apps.checking.cache import DiskCacheEntry
     from lmtool.recipe.spec.text import Data
     from lmtool.runs.directory import Run
     from lmtool.runs.listing import RunSummary
@@ -370,7 +370,7 @@ def cache(
         put(total)
 
 
-def _cache_rows(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[str]]:
+def _cache_rows(entries: "Sequence[DiskCacheEntry]", *, single: bool) -> list[list[str]]:
     """Returns table rows for the entries of the cache, or for their kinds, the last used first."""
     from lmtool.apps.checking.cache import CACHE_KINDS, describe_cache_entry
 

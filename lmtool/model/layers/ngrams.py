@@ -63,7 +63,7 @@ class PreviousTokenSmear(PrecedingTokensEmbedding):
         return gate_BT1 * x_BSD[:, :-1]
 
 
-class NgramEmbedding(PrecedingTokensEmbedding):
+class FrequentNgramEmbedding(PrecedingTokensEmbedding):
     """The sum of the embeddings of the frequent n-grams of 2 to `max_n` tokens that end at each token.
 
     What a small model would have to compute from two or three tokens, it looks up (Huang et al. 2025, Over-Tokenized
@@ -124,6 +124,6 @@ class NgramEmbedding(PrecedingTokensEmbedding):
         self.keys_K[: len(chosen)] = chosen
 
 
-def find_ngram_embeddings(model: nn.Module) -> list[NgramEmbedding]:
+def find_ngram_embeddings(model: nn.Module) -> list[FrequentNgramEmbedding]:
     """Returns all embeddings of n-grams in a model."""
-    return [module for module in model.modules() if isinstance(module, NgramEmbedding)]
+    return [module for module in model.modules() if isinstance(module, FrequentNgramEmbedding)]

@@ -22,7 +22,7 @@ from lmtool.recipe.spec.objective import (
     supported_objectives,
     uses_language_model_head,
 )
-from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec, Recurrent
+from lmtool.recipe.spec.recurrent import PretrainedStatesModelSpec, Recurrent
 from lmtool.recipe.spec.text import AnyTokenizer, BpeTokenizer, CharTokenizer, Data, TokenizerFile, WordTokenizer
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, Glove, NGram, Ppmi, SkipGram
@@ -285,7 +285,7 @@ def _evaluation_mistakes(recipe: Recipe) -> Iterator[str]:
 def _head_mistakes(recipe: Recipe) -> Iterator[str]:
     """Settings of a head that its body does not support, and features of another model without a head."""
     model, head = recipe.model, recipe.objective
-    has_features = isinstance(model, FeatureReadingModelSpec) and model.features is not None
+    has_features = isinstance(model, PretrainedStatesModelSpec) and model.features is not None
     if not isinstance(head, Classification):
         if has_features:
             yield f"model.features are for objective classification, not for objective {head.kind}"

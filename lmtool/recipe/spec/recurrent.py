@@ -54,7 +54,7 @@ class Features(Spec):
         return (self.width or d_model) + d_model * self.beside
 
 
-class FeatureReadingModelSpec(InitialEmbeddingsModelSpec):
+class PretrainedStatesModelSpec(InitialEmbeddingsModelSpec):
     """Base of models that can read the states of another one."""
 
     features: Features | None = None
@@ -73,7 +73,7 @@ CELL_SIZES: dict[CellName, tuple[int, int]] = {"rnn": (1, 1), "gru": (3, 1), "ls
 Nonlinearity = Literal["tanh", "relu", "sigmoid"]
 
 
-class Recurrent(FeatureReadingModelSpec):
+class Recurrent(PretrainedStatesModelSpec):
     """A recurrent network (Elman 1990; Hochreiter and Schmidhuber 1997; Cho et al. 2014)."""
 
     kind: Literal["recurrent"]

@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import Fraction
 from lmtool.recipe.spec.model import ModelSpec, Reads
-from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec
+from lmtool.recipe.spec.recurrent import PretrainedStatesModelSpec
 
 
 class NGram(ModelSpec):
@@ -74,7 +74,7 @@ class Ppmi(BagOfWordsModelSpec):
     """Tokens of a row."""
 
 
-class Averaging(FeatureReadingModelSpec, BagOfWordsModelSpec):
+class Averaging(PretrainedStatesModelSpec, BagOfWordsModelSpec):
     """Deep averaging network (Iyyer et al. 2015): the mean of word vectors, and layers above it; ignores word order."""
 
     kind: Literal["averaging"]

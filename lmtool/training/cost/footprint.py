@@ -27,7 +27,7 @@ from lmtool.model.layers.kernels import force_fused_attention
 from lmtool.model.size import PersistentTrainingBytes
 from lmtool.objective.cross_entropy import chunked_cross_entropy, rows_per_chunk
 from lmtool.recipe.spec.recipe import Model
-from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec, Recurrent
+from lmtool.recipe.spec.recurrent import PretrainedStatesModelSpec, Recurrent
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 from lmtool.training.cost.devices import DeviceGroup
 
@@ -89,7 +89,7 @@ def estimate_training_memory_per_device(
 
     def at(layers: int, rows: int) -> tuple[float, ...]:
         changed = spec.with_unvalidated_values({"n_layers": layers}) if n_layers else spec
-        return _trace_micro_batch(changed, vocab_size, make_batch(rows), devices)
+        return _trace_micro_batch_bytes(changed, vocab_size, make_batch(rows), devices)
 
     def deep(rows: int) -> tuple[float, ...]:
         return (
@@ -126,7 +126,7 @@ class _TracedBytes(NamedTuple):
     peak: int
 
 
-def _trace_micro_batch(spec: Model, vocab_size: int, traced: BatchToTrace, devices: DeviceGroup) -> _TracedBytes:
+def _trace_micro_batch_bytes(spec: Model, vocab_size: int, traced: BatchToTrace, devices: DeviceGroup) -> _TracedBytes:
     """Runs the forward and backward pass of a micro-batch on fake tensors, and counts their bytes."""
     # recurrent layers look at what of a batch is text, and the kernel of LSTMs hides its workspace from fake tensors
     fake = None if isinstance(spec, Recurrent) else FakeTensorMode()
@@ -220,7 +220,7 @@ class _FakeFeatureModel(nn.Module):
 
     def __init__(self, spec: Model) -> None:
         super().__init__()
-        read = cast(FeatureReadingModelSpec, spec).features
+        read = cast(PretrainedStatesModelSpec, spec).features
         assert read is not None
         self._width, self._n_layers = read.width or spec.d_model, read.mixed_layers or 1
 
