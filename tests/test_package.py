@@ -53,7 +53,7 @@ def test_the_wheel_holds_package_recipes_and_data(wheel):
     modules = {
         str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("*.*") if path.suffix in (".py", ".c", ".h")
     }
-    templates = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").glob("*/templates/*")}
+    templates = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("templates/*")}
     tables = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("*.yaml")}
     shipped = {
         f"lmtool/_bundled/{path.relative_to(ROOT)}"

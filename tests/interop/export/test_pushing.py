@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lmtool.interop.resolve import resolve_reference
 from lmtool.runs.load import load_run
 from tests.interop.runs import SMALL, made, recipe_of, tokenizer_of
 
@@ -150,7 +151,7 @@ def test_what_was_pushed_is_the_model(hub: Hub, run: Path, tmp_path: Path) -> No
     folder.mkdir()
     for name, content in hub.files.items():
         (folder / name).write_bytes(content)
-    published, original = load_run(str(folder)), load_run(str(run))
+    published, original = load_run(resolve_reference(str(folder))), load_run(str(run))
     assert all(a.equal(b) for a, b in zip(published.model.parameters(), original.model.parameters(), strict=True))
 
 
