@@ -1,5 +1,6 @@
 """Arguments and options that several commands share, as annotated types."""
 
+import logging
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,7 +22,17 @@ Precision = Annotated[
     shared("", "Data type of matrices and their products; bf16 is short for bfloat16."),
 ]
 Json = Annotated[bool, flag("Print JSON for other programs.", "--json", default=...)]
-Quiet = Annotated[bool, flag("Print results and warnings only.", "--quiet", "-q", default=...)]
+
+
+def _quiet_computing(quiet: bool) -> bool:
+    """Hides notes of what is computed with, such as that kernels are being compiled."""
+    logging.getLogger("lmtool.compute").setLevel(logging.WARNING if quiet else logging.NOTSET)
+    return quiet
+
+
+Quiet = Annotated[
+    bool, flag("Print results and warnings only.", "--quiet", "-q", default=..., callback=_quiet_computing)
+]
 OUTPUT_HELP = "Run directory; a new one in runs/ by default."
 OutputDir = Annotated[Path | None, shared("DIR", OUTPUT_HELP, "--output", "-o", parser=folder_to_write)]
 HtmlFile = Annotated[

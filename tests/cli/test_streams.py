@@ -1,6 +1,7 @@
 """Standard output and error that are closed, full, read no longer, or lack letters; in processes of their own."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from lmtool.compute.kernels.build import CACHE_FOLDER
 from lmtool.runs.directory import Run
+from lmtool.storage.durable import cache_folder
 from tests.support import forks
 from tests.support.cli import SENTENCES, SMALL, film_rows, write_table
 
@@ -35,6 +38,7 @@ def unread() -> int:
 def test_a_reader_that_goes_away(run: Path, corpus: Path, home: Path) -> None:
     """As in `lmtool recipes show gpt2-124m --resolved | head -1`, when head exits first: no error, of no command."""
     write_table(home / "rows.csv", film_rows())
+    shutil.rmtree(cache_folder() / CACHE_FOLDER, ignore_errors=True)  # kernels are compiled without a word
     for words in (
         "--help",
         "runs show last",
