@@ -38,6 +38,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFa
 from lmtool.compute.device import configure_compute
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
+from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel, build
 from lmtool.model.packed import pack_weights_
 from lmtool.recipe.spec.transformer import Transformer
@@ -299,7 +300,7 @@ def published(run: str, folder: Path, ggufs: Sequence[Path]) -> Task:
     """An imported run, and its export."""
 
     def ours(precision: str) -> LanguageModel:
-        return load_for_inference(run, configure_compute("cpu", precision)).model
+        return load_for_inference(resolve_reference(run), configure_compute("cpu", precision)).model
 
     def theirs(precision: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=precision, attn_implementation="sdpa").eval()

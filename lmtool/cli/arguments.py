@@ -24,14 +24,14 @@ Precision = Annotated[
 Json = Annotated[bool, flag("Print JSON for other programs.", "--json", default=...)]
 
 
-def _quiet_computing(quiet: bool) -> bool:
-    """Hides notes of what is computed with, such as that kernels are being compiled."""
+def _set_compute_log_level(quiet: bool) -> bool:
+    """Hides log messages of computing, such as that kernels are being compiled, if `quiet`. Returns `quiet`."""
     logging.getLogger("lmtool.compute").setLevel(logging.WARNING if quiet else logging.NOTSET)
     return quiet
 
 
 Quiet = Annotated[
-    bool, flag("Print results and warnings only.", "--quiet", "-q", default=..., callback=_quiet_computing)
+    bool, flag("Print results and warnings only.", "--quiet", "-q", default=..., callback=_set_compute_log_level)
 ]
 OUTPUT_HELP = "Run directory; a new one in runs/ by default."
 OutputDir = Annotated[Path | None, shared("DIR", OUTPUT_HELP, "--output", "-o", parser=folder_to_write)]

@@ -103,7 +103,7 @@ class Display:
                 self._begin(event)
             case events.StepCompleted():
                 self._step(event.step, event.validation, event.is_best)
-            case events.SamplesGenerated():
+            case events.SampleGenerated():
                 if not self._has_sampled:
                     self._say("samples, one to a line: the prompt, |, what the model writes; ↵ is a line break")
                 self._has_sampled = True

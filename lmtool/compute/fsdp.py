@@ -40,7 +40,8 @@ class ShardedModel:
     def __init__(self, lm: LayeredModule, module: nn.Module, compute: ExecutionContext) -> None:
         """Shards a model in place; its parameters are new objects from here on.
 
-        lm: may have been built in a `ShardNewParameters`. module: what is trained: the model, or what it is a part of.
+        lm: may have been built within `ShardNewParameters`.
+        module: what is trained: the model, or what it is a part of.
         """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard

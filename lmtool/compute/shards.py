@@ -1,6 +1,6 @@
 """Tensors that are sharded by rows over processes: the rows of this process, and what processes exchange.
 
-A model is built in a `ShardNewParameters`: its parameters have no storage, and only the rows of one process beside
+A model is built within `ShardNewParameters`: its parameters have no storage, and only the rows of one process beside
 them. When it is trained they are DTensors. Of R rows, n processes have ceil(R / n) each, and the last ones what is
 left, as torch.chunk divides them.
 

@@ -1,5 +1,5 @@
-"""Notices of what is suspicious in texts but usable: truncated texts, and texts in another language than the
-tokenizer's."""
+"""Notices, and those of what is suspicious in texts but usable: truncated texts, unknown tokens, and texts in another
+language than the tokenizer's."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,8 @@
-"""Finds problems in a text that spoil training.
+"""Problems in a text that spoil training.
 
-Documents that occur twice or were cut, validation text in the training text, and text that is not in the tokenizer's
-language. The overlap of both texts is counted by n-grams of words, in bounded memory; Brown et al. (2020, appendix C)
-searched training texts for test texts by n-grams of 13 words.
+Finds documents that occur twice or were cut, validation text in the training text, and text that is not in the
+tokenizer's language. The overlap of both texts is counted by n-grams of words, in bounded memory; Brown et al. (2020,
+appendix C) searched training texts for test texts by n-grams of 13 words.
 """
 
 import re
@@ -35,7 +35,6 @@ MAX_COMPARED_DOCUMENTS = 2_000_000
 
 SAMPLED_LINES = 2000
 """Lines whose tokens are counted."""
-
 
 NGRAM_WORDS = 13
 """Words of an n-gram. A document of fewer words is one n-gram."""

@@ -491,10 +491,10 @@ def _score_targets(
     scored = []
     for start, hidden_ND in zip(count(0, n_at_once), torch.split(torch.cat([*states]), n_at_once)):
         part = slice(start, start + n_at_once)
-        logit_NV = loaded.model.logits(hidden_ND).float()
+        logprob_NV = loaded.model.logits(hidden_ND).float()
         if interpolation is not None:
-            logit_NV = interpolation.interpolate_next_token_log_probs(logit_NV, texts[part])
-        logprob_NV = logit_NV.log_softmax(-1)
+            logprob_NV = interpolation.interpolate_next_token_log_probs(logprob_NV, texts[part])
+        logprob_NV = logprob_NV.log_softmax(-1)
         logprob_N = logprob_NV.gather(1, torch.tensor(ids[part], device=loaded.device)[:, None])[:, 0]
         scored.append(torch.stack((logprob_N, (logprob_N >= logprob_NV.amax(-1)).float())))
     lengths = [sum(len(row.targets) for row in group) for group in groups]

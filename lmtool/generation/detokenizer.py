@@ -53,7 +53,7 @@ def contains_stop_string(request: Request, ids: Sequence[int]) -> bool:
     return stop.stopped
 
 
-def find_special_and_unknown_ids(prompt_format: PromptFormat, vocab_size: int) -> set[int]:
+def find_special_and_unused_ids(prompt_format: PromptFormat, vocab_size: int) -> set[int]:
     """Returns ids that are never generated: special tokens, and ids of the vocabulary that the tokenizer lacks."""
     tokenizer = prompt_format.tokenizer
     return {

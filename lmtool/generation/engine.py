@@ -19,7 +19,7 @@ from torch import Tensor
 from lmtool.errors import UsageError
 from lmtool.generation.beam import BeamSearch
 from lmtool.generation.constrained import check_form_and_create_state
-from lmtool.generation.detokenizer import IncrementalDetokenizer, find_special_and_unknown_ids
+from lmtool.generation.detokenizer import IncrementalDetokenizer, find_special_and_unused_ids
 from lmtool.generation.drafts import Draft, Proposal, ProposalCoroutine
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.prefix_cache import PrefixCache
@@ -256,7 +256,7 @@ class Engine:
             if vocabulary not in self._banned:
                 banned = set(request.banned_ids)
                 if text_format is not None:
-                    banned |= find_special_and_unknown_ids(text_format, self.runner.vocab_size) - ends
+                    banned |= find_special_and_unused_ids(text_format, self.runner.vocab_size) - ends
                 self._banned[vocabulary] = torch.tensor(sorted(banned), dtype=torch.long, device=self.runner.device)
             kind = BeamSearch if params.strategy == "beam" else Sampler
             strategy = kind(general, ends, self._banned[vocabulary], request.n_alternatives)

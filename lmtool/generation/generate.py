@@ -9,7 +9,7 @@ from typing import Any, Self
 from lmtool.compute.device import InferenceName, configure_compute, use_cpu_threads
 from lmtool.compute.machine import has_thread_setting
 from lmtool.errors import UsageError
-from lmtool.generation.detokenizer import find_special_and_unknown_ids
+from lmtool.generation.detokenizer import find_special_and_unused_ids
 from lmtool.generation.drafts import Draft, ModelDraft, NGramDraft
 from lmtool.generation.engine import Engine
 from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, check_strategy_takes_draft
@@ -112,7 +112,7 @@ def generate(
     if draft is not None:
         banned = set(banned_ids)
         if prompt_format is not None:
-            banned |= find_special_and_unknown_ids(prompt_format, model.vocab_size) - prompt_format.end_ids
+            banned |= find_special_and_unused_ids(prompt_format, model.vocab_size) - prompt_format.end_ids
         draft.check_supports_model(model, 1 + max(set(range(model.vocab_size)) - banned, default=-1))
     engine = Engine(model, draft=draft)
     inputs = []
@@ -188,7 +188,7 @@ def choose_decoding_threads(model: LanguageModel) -> int | None:
 
 
 def open_draft(reference: str, n_tokens: int, loaded: LoadedModel) -> Draft:
-    """Opens a draft for a model. reference: a run, as for `load_for_inference`, or "ngram". n_tokens: see `Draft`.
+    """Opens a draft for a model. reference: a model, as for `resolve_reference`, or "ngram". n_tokens: see `Draft`.
 
     Raises UsageError if it has another tokenizer, or cannot propose tokens for the model: see
     `Draft.check_supports_model`.
@@ -223,7 +223,7 @@ class TextGenerator:
 
     @classmethod
     def open(cls, run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Self:
-        """Opens the best checkpoint of a run, or a given checkpoint; see `load_for_inference` and `pack`."""
+        """Opens the best checkpoint of a run, a given one, or a published model; see `resolve_reference`."""
         return cls(load_for_inference(resolve_reference(run), configure_compute(device, precision)))
 
     def generate(self, prompts: Prompts, params: AnyParams | None = None, **options: Any) -> Iterator[Token]:

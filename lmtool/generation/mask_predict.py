@@ -17,7 +17,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.generation import filters
-from lmtool.generation.detokenizer import find_special_and_unknown_ids
+from lmtool.generation.detokenizer import find_special_and_unused_ids
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import MaskPredict, apply_sampling_filters
 from lmtool.generation.request import (
@@ -61,7 +61,7 @@ def fill_text_masks(
             n_masks = max(1, length - (len(ids) - model.context))
             ids = prompt_format.encode_masked_prompt(prompt, placeholder=mask, n_appended_masks=n_masks)
         texts.append(ids)
-    banned_ids = find_special_and_unknown_ids(prompt_format, model.vocab_size)
+    banned_ids = find_special_and_unused_ids(prompt_format, model.vocab_size)
 
     def add_text(filled: Completion) -> Completion:
         prompt, tokens, stream = filled.request // n, iter(filled.tokens), tokenizer.make_stream_decoder()

@@ -43,24 +43,25 @@ def import_if_published(name: str) -> str:
 
 
 def resolve_name_without_download(name: str) -> str:
-    """Resolves a name from a file as `import_if_published`, but downloads nothing, which only typed names may do.
+    """Resolves a name that a file holds, as `import_if_published` does, but downloads nothing: only names that a user
+    typed may be downloaded.
 
     Raises CheckpointError for a name of the Hub that was not imported before.
     """
     if name.startswith(HUB_PREFIX) and find_imported_run(name) is None:
-        what = "a file names a model of the Hub, which is not in the cache and not downloaded because of that"
+        what = "a file names a model of the Hub that is not in the cache; models named by files are not downloaded"
         fix = f"if you trust it, name it yourself, which imports it: lmtool runs show {printable(name)[:120]}"
         raise CheckpointError(what, where=printable(name)[:120], fix=fix, code="run_not_found")
     return import_if_published(name)
 
 
-def find_tokenizer_path(reference: str) -> str:
+def find_tokenizer_path(name: str) -> str:
     """Returns the path of a tokenizer.json, of a folder with one, or of a model's tokenizer. Raises CheckpointError."""
-    is_file = os.path.isfile(reference) and not is_published(reference)
-    if is_file or os.path.isfile(os.path.join(reference, TOKENIZER_FILE)):
-        return reference
+    is_file = os.path.isfile(name) and not is_published(name)
+    if is_file or os.path.isfile(os.path.join(name, TOKENIZER_FILE)):
+        return name
     try:
-        return str(resolve_reference(reference).run.tokenizer_path)
+        return str(resolve_reference(name).run.tokenizer_path)
     except CheckpointError as error:
         fix = "name a tokenizer.json, or a folder, run or model with one"
         raise CheckpointError(f"there is no tokenizer: {error.what}", where=error.where, fix=fix) from error

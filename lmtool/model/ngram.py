@@ -252,7 +252,7 @@ class NGramModel(CountingModel):
         for _ in range(self.order - 1):
             grams_GN, counts_G = levels[-1]
             levels.append(
-                _merge_counts([(grams_GN[:, 1:], self._count_suffix_continuations(*levels[-1]))], self.vocab_size)
+                _merge_counts([(grams_GN[:, 1:], self._count_contributions_to_suffixes(*levels[-1]))], self.vocab_size)
             )
         (tokens_G1, counts_G), *rest = reversed(levels)
         adjusted_V = np.zeros(self.vocab_size, dtype=np.int64)
@@ -276,7 +276,7 @@ class NGramModel(CountingModel):
         unigram_V = to_tensor(self._estimate_unigrams(adjusted_V))
         return _SmoothedTables(unigram_V, tuple(_NgramOrderTable(*map(to_tensor, order)) for order in orders))
 
-    def _count_suffix_continuations(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
+    def _count_contributions_to_suffixes(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         """Returns what each n-gram adds to the count of itself without its first token.
 
         The sums are continuation counts: the number of distinct preceding tokens, and of texts that it begins.
@@ -286,7 +286,8 @@ class NGramModel(CountingModel):
     def _discounted_probabilities_and_backoffs(
         self, context_G: IntArray, counts_G: IntArray, n_contexts: int
     ) -> list[FloatArray]:
-        """Returns mass_G and backoff_X of an order; see `_NgramOrderTable`."""
+        """Returns the discounted probability of each n-gram (`mass_G`) and the back-off weight of each context
+        (`backoff_X`) of an order; see `_NgramOrderTable`."""
         discount_G = kneser_ney_discounts(counts_G)[np.minimum(counts_G, 3)]
         total_X = np.bincount(context_G, counts_G, n_contexts)
         taken_X = np.bincount(context_G, discount_G, n_contexts)
@@ -347,7 +348,7 @@ class AddKNGramModel(NGramModel):
         denominator = total + self.k * self.vocab_size
         return torch.where(denominator > 0, (count + self.k) / denominator.clamp(min=1e-300), 1 / self.vocab_size)
 
-    def _count_suffix_continuations(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
+    def _count_contributions_to_suffixes(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         return counts_G
 
     def _discounted_probabilities_and_backoffs(

@@ -222,7 +222,7 @@ class HeatMap:
         return render("heat.svg", chart=self, rows=rows, columns=columns, **sizes)
 
     def list_shaded_cell_ranges(self, row: Sequence[float], max_value: float) -> list[ShadedCellRange]:
-        """Returns the runs of equally shaded cells in a row, except blank ones."""
+        """Returns the ranges of equally shaded cells in a row, except blank ones."""
         shares = [value / max_value if max_value > 0 else 0.0 for value in row]
         shades = [format_share(share) if share >= 0.005 else "" for share in shares]
         groups = [list(cells) for _, cells in groupby(range(len(row)), shades.__getitem__)]

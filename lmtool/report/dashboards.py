@@ -17,7 +17,7 @@ from lmtool.runs.history import finite_number
 from lmtool.storage.checksum import sha256
 from lmtool.tasks.results import Results
 from lmtool.training.comparison import BitsPerByteResults
-from lmtool.training.events import Event, MetricsLogged, RunStarted, SamplesGenerated
+from lmtool.training.events import Event, MetricsLogged, RunStarted, SampleGenerated
 
 PROJECT_NAME = "lmtool"
 """Project, or experiment, to which runs are logged."""
@@ -39,7 +39,7 @@ class DashboardLogger(Protocol):
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Logs numbers of a step."""
 
-    def log_sample(self, sampled: SamplesGenerated) -> None:
+    def log_sample(self, sampled: SampleGenerated) -> None:
         """Logs a generated text."""
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class DashboardLoggers:
                     *self._open_all_once(step),
                     *self._call_each_or_drop("log", _select_numbers(event.record), step),
                 ]
-            case SamplesGenerated():
+            case SampleGenerated():
                 return self._call_each_or_drop("log_sample", event)
             case Results() | BitsPerByteResults():
                 record = event.to_record()
@@ -150,7 +150,7 @@ class _TensorBoard:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
-    def log_sample(self, sampled: SamplesGenerated) -> None:
+    def log_sample(self, sampled: SampleGenerated) -> None:
         self._add_text("samples", f"{sampled.prompt}{sampled.text}", sampled.step)
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class _WeightsAndBiases:
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log({"step": step, **values})
 
-    def log_sample(self, sampled: SamplesGenerated) -> None:
+    def log_sample(self, sampled: SampleGenerated) -> None:
         row = [sampled.step, sampled.prompt, sampled.text]
         table = self._wandb.Table(columns=["step", "prompt", "text"], data=[row])
         self._run.log({"step": sampled.step, "samples": table})
@@ -225,7 +225,7 @@ class _BufferedMLflow:
         if time.monotonic() - self._sent_at > MLFLOW_INTERVAL_SECONDS:
             self._send_pending_metrics()
 
-    def log_sample(self, sampled: SamplesGenerated) -> None:
+    def log_sample(self, sampled: SampleGenerated) -> None:
         digest = sha256(sampled.prompt.encode())[:8]
         file = f"samples/step-{sampled.step:06}-{digest}.txt"
         self._client.log_text(self._id, f"{sampled.prompt}{sampled.text}", file)

@@ -64,7 +64,7 @@ FEATURES = "features"
 """A copy of the run whose states the model reads: its recipe, tokenizer and one checkpoint."""
 
 CANNOT_WRITE_OUTPUT = "cannot write to the output folder"
-"""Beginning of the message where a run cannot be written."""
+"""Beginning of the message when an output folder cannot be written."""
 
 PROFILE = "profile"
 """Traces of training steps, as torch.profiler writes them."""

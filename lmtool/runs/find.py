@@ -157,3 +157,18 @@ def _open_runs_last_started_first() -> list[Run]:
         where, fix = f"there are no runs yet in the folder {runs_root()}", "train one: lmtool pretrain TEXT"
         raise CheckpointError("there is no last run", where=where, fix=fix)
     return sorted(runs, key=lambda run: run.last_started, reverse=True)
+
+
+def find_run_path_even_damaged(name: str) -> Path | None:
+    """Returns the directory of the run that a name or checkpoint refers to, also if run.json is damaged; else None."""
+    folder = Path(name)
+    if (folder / CHECKPOINTS).is_dir():
+        return folder
+    if folder.parent.name == CHECKPOINTS and folder.is_dir():
+        return folder.parent.parent
+    if folder.exists():
+        return None
+    for candidate in (name, name.rpartition("@")[0]):
+        with suppress(CheckpointError):
+            return find_run_directory(candidate)
+    return None

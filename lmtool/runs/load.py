@@ -200,7 +200,7 @@ def build_for_training(
 def load_run(reference: str | Reference, compute: ExecutionContext | None = None) -> LoadedModel:
     """Loads the best checkpoint of a run, or a given checkpoint, for inference.
 
-    reference: a run that is there, by `Reference.from_name` if it is a name.
+    reference: of a run, or the name of one, as for `Reference.from_name`; published models are resolved before.
     compute: the best device, in float32, by default. Its processes share a model that does not fit the memory of one,
         and then compute in step; see `LoadedModel.compute_with_gathered_shards`.
     Raises CheckpointError if there is none, or if its parts are inconsistent.

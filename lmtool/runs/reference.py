@@ -148,9 +148,10 @@ def _find_recorded_checkpoint(
         reference = Reference(run, run.path / CHECKPOINTS / record.checkpoint)
         is_same = reference.checkpoint.model_digest == record.sha256
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{wanted}: {error.what}", where=record.path, fix=f"restore that run; {advice}"
-        ) from error
+        fix = (
+            "import it again: lmtool runs show NAME, as it is published" if record.is_published else "restore that run"
+        )
+        raise CheckpointError(f"{wanted}: {error.what}", where=record.path, fix=f"{fix}; {advice}") from error
     if not is_same:
         what = f"{wanted}, which has changed since"
         raise CheckpointError(what, where=str(reference.named), fix="restore the checkpoint, or train anew")

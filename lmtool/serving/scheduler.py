@@ -36,8 +36,8 @@ Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
-class _PendingCall:
-    """A client in the queue or in the engine.
+class _Client:
+    """A client whose texts are queued or in the engine.
 
     waiting: texts that are not in the engine yet.
     updates: tokens for it to read, or an error.
@@ -60,7 +60,7 @@ class _QueuedText:
     begun: whether its first token was generated.
     """
 
-    client: _PendingCall
+    client: _Client
     index: int
     state: RequestState
     max_slots: int
@@ -104,7 +104,7 @@ class Scheduler:
         keeps = keeps_prefixes and self.slot_bytes and runner.supports_prefix_cache
         self.prefix_bytes = int(self.n_slots) * self.slot_bytes if keeps and n_slots is not None else 0
         self._changed = threading.Condition()
-        self._queue: deque[_PendingCall] = deque()
+        self._queue: deque[_Client] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         prefixes = PrefixCache(self.prefix_bytes)
         self._engine = Engine(
@@ -203,8 +203,8 @@ class Scheduler:
         if len(self._queue) + len(self._calls) >= self.n_queued:
             raise QueueFull
 
-    def _prepare_client(self, requests: Sequence[Request]) -> _PendingCall:
-        client = _PendingCall(deque(), asyncio.Queue(), time.perf_counter())
+    def _prepare_client(self, requests: Sequence[Request]) -> _Client:
+        client = _Client(deque(), asyncio.Queue(), time.perf_counter())
         for i, request in enumerate(requests):
             prompt, state = request.prompt, self._engine.prepare(request)
             n_tokens, room = (
@@ -306,7 +306,7 @@ class Scheduler:
         self._loop.call_soon_threadsafe(put)
 
 
-_Update = tuple[_PendingCall, Token | Exception]
+_Update = tuple[_Client, Token | Exception]
 
 
 def _measure_cache_slot_bytes(runner: ModelRunner, generator: TextGenerator) -> int:

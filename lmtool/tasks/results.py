@@ -24,7 +24,7 @@ class Results:
     Args:
         part: "test" for a table that was not used in training, "validation" for the rows that chose the checkpoint, or
             one of PARTS_OF_OTHER_MODELS.
-        figures: metrics by name, such as accuracy, macro_f1 and bleu, as in `record`.
+        figures: metrics by name, such as accuracy, macro_f1 and bleu, as in `to_record`.
         mistakes: the most confident ones, with the words that decided them; of tags the rows with the most mistakes.
         task: name of one of several that a model was trained on.
         decoding: the decoding strategy of generated texts.

@@ -1,7 +1,6 @@
 """Infers what names of files and runs refer to: a run, a labelled table, a text, or token stores."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -9,13 +8,11 @@ from lmtool.data.files import TABLE_FORMATS, detect_format_suffix, name_without_
 from lmtool.data.hub import HUB_PREFIX
 from lmtool.data.store import STORE_MANIFEST
 from lmtool.data.table import open_table
-from lmtool.errors import CheckpointError
 from lmtool.recipe.spec.text import Data
-from lmtool.runs.directory import CHECKPOINTS
-from lmtool.runs.find import find_run_directory
+from lmtool.runs.find import find_run_path_even_damaged
 from lmtool.tasks.schema import find_label_by_name, has_inferable_label
 
-Subject = Literal["run", "table", "text", "tokens", "cache"]
+Subject = Literal["run", "table", "text", "tokens"]
 
 STORE_FOLDERS = ("", "train", "valid")
 """Folders of token stores in the output of `lmtool tokenize`."""
@@ -41,21 +38,6 @@ def infer_subject(names: Sequence[str], data: Data, *, is_text: bool, infer_labe
         if name_without_compression(folder).endswith(TABLE_FORMATS):
             return "table"
     return "text"
-
-
-def find_run_path_even_damaged(name: str) -> Path | None:
-    """Returns the directory of the run that a name or checkpoint refers to, also if run.json is damaged; else None."""
-    folder = Path(name)
-    if (folder / CHECKPOINTS).is_dir():
-        return folder
-    if folder.parent.name == CHECKPOINTS and folder.is_dir():
-        return folder.parent.parent
-    if folder.exists():
-        return None
-    for candidate in (name, name.rpartition("@")[0]):
-        with suppress(CheckpointError):
-            return find_run_directory(candidate)
-    return None
 
 
 def _is_labelled_table(source: str, data: Data, infer_labels_from_cells: bool) -> bool:

@@ -27,7 +27,7 @@ from lmtool.runs.files import SavedState, ValidationState, read_saved_state
 from lmtool.runs.log import LogRecord
 from lmtool.runs.saving import CheckpointSnapshot, save_shard_for_main_process
 from lmtool.storage.records import replace_nonfinite
-from lmtool.training.events import CheckpointSaved, EndReason, MetricsLogged, SamplesGenerated, Warn
+from lmtool.training.events import CheckpointSaved, EndReason, MetricsLogged, SampleGenerated, Warn
 from lmtool.training.fit import CompletedStep
 
 NO_BEST_YET = {"best_step": None, "best_value": None, "best_loss": None, "stale": 0}
@@ -157,7 +157,7 @@ class CheckpointManager:
         """Replaces the recipe of the run."""
         return self._write_or_warn(lambda run: run.replace_recipe(dump_yaml(recipe)))
 
-    def log_sample(self, sampled: SamplesGenerated) -> Iterator[Warn]:
+    def log_sample(self, sampled: SampleGenerated) -> Iterator[Warn]:
         """Appends a text to the samples."""
         if self.run is not None:
             yield from self._append_and_warn_once(self.run.samples.append, asdict(sampled))

@@ -88,7 +88,7 @@ class BitsPerByteResults:
         return [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){others}"]
 
     def warnings_if_worse_than_ngrams(self) -> list[str]:
-        """Warns if the model is worse than counting."""
+        """Returns warnings if the model is worse than counting."""
         if self.ngram_bits_per_byte is None or self.bits_per_byte < self.ngram_bits_per_byte:
             return []
         fix = "give more time (--minutes) or more text, or take recipe ngram"

@@ -306,7 +306,7 @@ class TextData:
         return compute_norms_by_steps_back(lm, tokens.tolist()).norms if len(tokens) > 1 else {}
 
     def estimate_final_evaluation_seconds(self, validation_seconds: float) -> float:
-        """Estimates the duration of `measure` from that of a validation."""
+        """Estimates the duration of `compute_results` from that of a validation."""
         if not self.is_measured:
             return 0.0
         whole_text = validation_seconds * len(self._valid) / self.validation_tokens

@@ -120,7 +120,7 @@ class MetricsLogged(TrainingEvent):
 
 
 @dataclass(frozen=True)
-class SamplesGenerated(TrainingEvent):
+class SampleGenerated(TrainingEvent):
     """The model generated a text for a prompt at this step."""
 
     step: int

@@ -110,7 +110,7 @@ def open_pretrained_vectors(recipe: Recipe, base: Reference | None) -> VectorSou
     if name is None or (base is not None and embeddings_name(base.recipe) == name):
         return None
     assert isinstance(recipe.model, InitialEmbeddingsModelSpec)
-    source = VectorSource(name, _open_file_or_run_vectors(name))
+    source = VectorSource(name, _open_file_or_run_embeddings(name))
     key = "embedding_width" if isinstance(recipe.model, Transformer) and recipe.model.embedding_width else "d_model"
     width = getattr(recipe.model, key)
     if source.vectors.width != width:
@@ -126,7 +126,7 @@ def embeddings_name(recipe: Recipe) -> str | None:
     return recipe.model.embeddings if isinstance(recipe.model, InitialEmbeddingsModelSpec) else None
 
 
-def _open_file_or_run_vectors(name: str) -> VectorFile | RunEmbeddings:
+def _open_file_or_run_embeddings(name: str) -> VectorFile | RunEmbeddings:
     if os.path.isfile(name):
         return VectorFile.open(Path(name))
     try:

@@ -10,7 +10,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.data import TextData, TrainingData
-from lmtool.training.events import SamplesGenerated, Warn
+from lmtool.training.events import SampleGenerated, Warn
 
 
 def choose_sample_prompts(recipe: Recipe, data: TrainingData) -> Sequence[str]:
@@ -29,7 +29,7 @@ def generate_and_log_samples(
     recipe: Recipe,
     prompts: Sequence[str],
     step: int,
-) -> Iterator[SamplesGenerated | Warn]:
+) -> Iterator[SampleGenerated | Warn]:
     """Generates and logs a text for each prompt. A failure is a warning."""
     if manager.run is None:
         return
@@ -39,7 +39,7 @@ def generate_and_log_samples(
         params, length = MaskPredict(seed=recipe.seed), recipe.evaluation.sample_tokens
     try:
         for completion in complete(lm, prompts, params, prompt_format, length=length, overflow="cut"):
-            sampled = SamplesGenerated(step, completion.prompt, completion.text.removeprefix(completion.prompt))
+            sampled = SampleGenerated(step, completion.prompt, completion.text.removeprefix(completion.prompt))
             yield from manager.log_sample(sampled)
             yield sampled
     except Exception as error:

@@ -31,7 +31,7 @@ def learning_rate_factor(spec: Schedule, step: int, steps: int, d_model: int) ->
 
 
 def tiny_inverse_sqrt_rate_warning(recipe: Recipe) -> str | None:
-    """Warns of an inverse-square-root schedule whose `lr` looks like a rate, although it is a factor; None for others.
+    """Returns a warning of an inverse-square-root schedule whose `lr`, a factor, looks like a rate; None for others.
 
     The peak rate is lr (d_model warmup_steps)^-0.5, at the last step of the warm-up.
     """

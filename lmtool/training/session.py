@@ -246,11 +246,11 @@ class TrainingSession:
             yield from self._time_first_steps_and_set_length(step)
             if self._reaches_stop_fraction(step.step):
                 # by the length as it is now known
-                yield from self._revise_number_of_steps_by_speed(started_at)
+                yield from self._revise_step_count_by_speed(started_at)
                 step = replace(step, stop=step.stop or self._reaches_stop_fraction(step.step))
             yield from self._log_save_and_validate(step)
             if self.end_reason is None and is_validation_step(self.recipe, self.last_step):
-                yield from self._revise_number_of_steps_by_speed(started_at)
+                yield from self._revise_step_count_by_speed(started_at)
             if self.recipe is not recipe:
                 stepping.close()
                 stepping = self._iterate_steps()
@@ -269,20 +269,20 @@ class TrainingSession:
             return
         if self.length.minutes is not None:
             steps, why = self.length.choose_steps_for_time_limit(step.step, self.recipe.evaluation.every)
-            yield from self._set_number_of_steps(fix_steps_and_intervals(self.recipe, max(steps, step.step)), why)
+            yield from self._set_step_count(fix_steps_and_intervals(self.recipe, max(steps, step.step)), why)
         if self.length.durations is not None:
             yield self.length.estimate_duration(self.recipe, step.step, self.examples.per_epoch)
 
-    def _revise_number_of_steps_by_speed(self, started_at: float) -> Iterator[Event]:
+    def _revise_step_count_by_speed(self, started_at: float) -> Iterator[Event]:
         """Revises the number of steps of a run with a time limit by the speed so far.
 
         started_at: when the steps of this session started, by time.perf_counter.
         """
         steps = self.length.compute_revised_steps(self.recipe, self.last_step, started_at)
         if steps != self.recipe.training.steps:
-            yield from self._set_number_of_steps(revise_steps_and_intervals(self.recipe, steps), "by the speed so far")
+            yield from self._set_step_count(revise_steps_and_intervals(self.recipe, steps), "by the speed so far")
 
-    def _set_number_of_steps(self, recipe: Recipe, why: str) -> Iterator[Event]:
+    def _set_step_count(self, recipe: Recipe, why: str) -> Iterator[Event]:
         """Replaces the recipe by one with another number of steps and the intervals that follow from it."""
         self.recipe = recipe
         self.state.recipe = recipe.model_dump(mode="json")

@@ -16,7 +16,7 @@ from lmtool.runs.history import RunHistory
 from lmtool.runs.listing import summarize_run
 from lmtool.runs.load import load_run
 from lmtool.training.data import TextData
-from lmtool.training.events import RunAlreadyFinished, SamplesGenerated, StepCompleted
+from lmtool.training.events import RunAlreadyFinished, SampleGenerated, StepCompleted
 from tests.support.cases import nightly_but
 from tests.support.training import (
     Work,
@@ -62,7 +62,7 @@ def test_its_last_step_is_validated_and_told(work: Work) -> None:
     assert noted["loss"] == metrics(work.run("validated"))[-1]["valid_loss"]
     # no record and no sample of it
     assert [record["valid_loss"] is not None for record in metrics(work.run())] == [False] * 3 + [True] + [False] * 2
-    assert {event.step for event in of_kind(told, SamplesGenerated)} == {4}
+    assert {event.step for event in of_kind(told, SampleGenerated)} == {4}
 
 
 def test_a_step_that_is_validated_anyway_is_validated_once(work: Work, validations: Script) -> None:

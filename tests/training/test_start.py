@@ -30,7 +30,7 @@ from lmtool.storage import durable
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import plan
 from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
-from lmtool.training.events import CheckpointSaved, RunAlreadyFinished, SamplesGenerated, StepCompleted, TrainingStarted
+from lmtool.training.events import CheckpointSaved, RunAlreadyFinished, SampleGenerated, StepCompleted, TrainingStarted
 from lmtool.training.resuming import resume
 from tests.support import tiny
 from tests.support.cases import nightly_but
@@ -193,11 +193,11 @@ def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.Mon
     model.eval()
     with torch.no_grad():
         assert torch.equal(model.logits(model(batch).hidden_BTD), loaded.model.logits(loaded.model(batch).hidden_BTD))
-    told = [(event.step, event.prompt, event.text) for event in of_kind(events, SamplesGenerated)]
+    told = [(event.step, event.prompt, event.text) for event in of_kind(events, SampleGenerated)]
     assert [line[:2] for line in told] == [(step, prompt) for step in (4, 8, 12) for prompt in ("the", "a cat")]
     logged = map(json.loads, (work.run() / "samples.jsonl").read_text().splitlines())
     assert [(line["step"], line["prompt"], line["text"]) for line in logged] == told
-    for event in of_kind(events, SamplesGenerated)[-2:]:
+    for event in of_kind(events, SampleGenerated)[-2:]:
         options = ["--max-new-tokens", "12", "--seed", "1", "--json"]
         named = str(work.run() / "checkpoints" / "step-000012")
         done = CliRunner().invoke(app, ["generate", event.prompt, "--run", named, *options])

@@ -17,7 +17,7 @@ from lmtool.tasks.data import TableData
 from lmtool.training import samples
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TextData
-from lmtool.training.events import RunAlreadyFinished, SamplesGenerated, StepCompleted, TrainingStarted
+from lmtool.training.events import RunAlreadyFinished, SampleGenerated, StepCompleted, TrainingStarted
 from tests.support.cases import nightly_but
 from tests.support.training import (
     Work,
@@ -77,7 +77,7 @@ def test_a_validation_that_fails_loses_no_step(work: Work, fails: Callable[[int]
     fails(99)
     told = work.resume()
     assert step_numbers(told) == list(range(step + 1, 13))
-    assert [event.step for event in of_kind(told, SamplesGenerated)][:2] == [step, step], "it was validated first"
+    assert [event.step for event in of_kind(told, SampleGenerated)][:2] == [step, step], "it was validated first"
     assert ended(told).reason == "finished"
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 

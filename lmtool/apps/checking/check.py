@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lmtool.compute.device import CPU
 from lmtool.data.cached import find_damaged_entries
@@ -21,7 +22,7 @@ from lmtool.recipe.spec.text import Data
 from lmtool.runs import checkpoint as checkpoints
 from lmtool.runs.damage import find_damaged_run_files
 from lmtool.runs.directory import CHECKPOINTS, Run
-from lmtool.runs.find import find_run, find_run_directory
+from lmtool.runs.find import find_run, find_run_directory, find_run_path_even_damaged
 from lmtool.runs.load import load_trained_model
 from lmtool.runs.reference import Reference, read_verified_tokenizer
 from lmtool.storage.durable import cache_folder
@@ -33,7 +34,7 @@ from lmtool.tasks.prepare import (
     parse_tables_and_weights,
     read_and_encode_tables,
 )
-from lmtool.tasks.subject import STORE_FOLDERS, Subject, find_run_path_even_damaged
+from lmtool.tasks.subject import STORE_FOLDERS, Subject
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
 
@@ -41,7 +42,7 @@ from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 class CheckResult:
     """The result of a check. damage: unusable files, and why. notices: findings. lines: what was checked."""
 
-    subject: Subject
+    subject: Subject | Literal["cache"]
     name: str
     lines: tuple[str, ...]
     damage: tuple[tuple[Path, str], ...]

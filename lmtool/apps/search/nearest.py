@@ -44,7 +44,7 @@ def find_near_duplicates(
     """Yields the rows that are similar to an earlier row that is no duplicate itself.
 
     So no two of the other rows reach the threshold, and of a chain of similar rows more than one may stay.
-    n_first_always_kept: number of first rows that are never duplicates.
+    n_first_always_kept: number of first rows that are always kept, even if they are duplicates.
     """
     is_kept_N = np.ones(len(vectors_ND), dtype=bool)
     step = max(1, MAX_SIMILARITIES // max(1, len(vectors_ND)))

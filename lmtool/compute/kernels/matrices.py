@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.compute.kernels.build import c_fields, load_kernels
-from lmtool.compute.kernels.verdicts import is_kernel_right
+from lmtool.compute.kernels.kernel_checks import is_kernel_right
 
 KERNEL_DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 

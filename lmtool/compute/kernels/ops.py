@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from lmtool.compute import torch_private
 from lmtool.compute.kernels.build import load_kernels
-from lmtool.compute.kernels.verdicts import is_kernel_right
+from lmtool.compute.kernels.kernel_checks import is_kernel_right
 
 NUMBERS_PER_THREAD = 2**15
 """Numbers for which a further thread is worth its start."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtool.compute.kernels import ops, verdicts
+from lmtool.compute.kernels import kernel_checks, ops
 
 pytestmark = pytest.mark.skipif(not ops.has_kernels(), reason="needs a C compiler")
 
@@ -199,7 +199,7 @@ def test_kernels_compute_what_they_serve(monkeypatch: pytest.MonkeyPatch) -> Non
     assert called(torch.float32) == ["rms_norm", "swiglu", "rotary", "dropout", "cross_entropy"]
     assert called(torch.bfloat16) == ["swiglu", "rotary", "dropout", "cross_entropy"]
     assert called(torch.float64) == called(torch.float32, "meta") == []
-    monkeypatch.setattr(verdicts, "load_kernels", lambda: None)
+    monkeypatch.setattr(kernel_checks, "load_kernels", lambda: None)
     assert called(torch.float32) == []
 
 

@@ -31,22 +31,22 @@ _LOG = logging.getLogger(__name__)
 def _read_or_compute_check_result(kernel_name: str, compare: Comparison) -> str:
     """Returns SAME, or how much a kernel differs, from the cache or by a comparison, which is then cached."""
     path = kernel_check_results_path()
-    verdicts: dict[str, str] = {}
+    results: dict[str, str] = {}
     with suppress(OSError, ValueError, TypeError, LmtoolError):  # none, or a damaged one
-        verdicts = dict(json.loads(durable.read_file(path)))
-    if kernel_name not in verdicts:
+        results = dict(json.loads(durable.read_file(path)))
+    if kernel_name not in results:
         # a thread of its own, in which no context of the caller counts: autocast, inference mode, hooks of autograd
         with ThreadPoolExecutor(1) as thread:
-            verdicts[kernel_name] = thread.submit(_describe_first_difference, compare).result()
-        if verdicts[kernel_name] != SAME:
+            results[kernel_name] = thread.submit(_describe_first_difference, compare).result()
+        if results[kernel_name] != SAME:
             _LOG.warning(
                 "the kernel %s %s from its formula and is not used on this processor",
                 kernel_name,
-                verdicts[kernel_name],
+                results[kernel_name],
             )
         with suppress(OSError, LmtoolError):  # a cache that cannot be written
-            durable.replace_file(path, json.dumps(verdicts).encode())
-    return verdicts[kernel_name]
+            durable.replace_file(path, json.dumps(results).encode())
+    return results[kernel_name]
 
 
 def _describe_first_difference(compare: Comparison) -> str:

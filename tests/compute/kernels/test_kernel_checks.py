@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lmtool.compute.kernels import build, matrices, ops, verdicts
+from lmtool.compute.kernels import build, kernel_checks, matrices, ops
 from lmtool.compute.kernels.matrices import NativeMatrix
 
 pytestmark = pytest.mark.skipif(not ops.has_kernels(), reason="needs a C compiler")
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.skipif(not ops.has_kernels(), reason="needs a C compile
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A cache in which there are no verdicts of the kernels, which are loaded."""
+    """A cache in which there are no results of the kernels, which are loaded."""
     (tmp_path / build.CACHE_FOLDER).mkdir()
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
-    verdicts._read_or_compute_check_result.cache_clear()
+    kernel_checks._read_or_compute_check_result.cache_clear()
     yield tmp_path
-    verdicts._read_or_compute_check_result.cache_clear()
+    kernel_checks._read_or_compute_check_result.cache_clear()
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_wrong_kernel_is_refused_once(fresh: Path, called: list[str], caplog: 
     called.clear()
     for _ in range(2):
         torch.testing.assert_close(ops.swiglu(x), wanted)
-        verdicts._read_or_compute_check_result.cache_clear()  # as in a new process
+        kernel_checks._read_or_compute_check_result.cache_clear()  # as in a new process
     assert not called
     assert not caplog.records
 
@@ -66,7 +66,7 @@ def test_other_kernels_are_used(fresh: Path, called: list[str], caplog: pytest.L
     torch.testing.assert_close(found, x * x.square().mean(-1, keepdim=True).add(1e-5).rsqrt())
     assert called
     called.clear()
-    verdicts._read_or_compute_check_result.cache_clear()
+    kernel_checks._read_or_compute_check_result.cache_clear()
     ops.rms_norm(x, torch.ones(8), 1e-5)
     assert called == ["rms_norm"]
     assert not caplog.records
@@ -78,23 +78,23 @@ def test_wrong_products_are_refused(fresh: Path, monkeypatch: pytest.MonkeyPatch
     assert NativeMatrix.create_if_supported(weight, dtype) is not None
     for file in fresh.rglob("*.json"):
         file.unlink()
-    verdicts._read_or_compute_check_result.cache_clear()
+    kernel_checks._read_or_compute_check_result.cache_clear()
     monkeypatch.setattr(NativeMatrix, "__call__", lambda self, x, bias: x.new_zeros(len(x), self.n_out))
     assert NativeMatrix.create_if_supported(weight, dtype) is None
 
 
-def test_verdicts_are_those_of_one_processor(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_those_of_one_processor(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = build.kernel_check_results_path()
     monkeypatch.setattr(build, "_processor_features", lambda: "another")
     assert build.kernel_check_results_path() != before
 
 
-@pytest.mark.parametrize("content", [b"", b"no verdicts", b"[1]", b'{"swiglu"'])
-def test_damaged_verdicts_are_made_again(fresh: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"no results", b"[1]", b'{"swiglu"'])
+def test_damaged_results_are_made_again(fresh: Path, content: bytes) -> None:
     build.kernel_check_results_path().write_bytes(content)
     assert ops.has_kernel("swiglu")
     assert ops.has_kernel("rotary")
-    verdicts._read_or_compute_check_result.cache_clear()
+    kernel_checks._read_or_compute_check_result.cache_clear()
     assert ops.has_kernel("swiglu")
 
 
@@ -114,7 +114,7 @@ def test_a_comparison_changes_nothing_of_what_is_going_on(fresh: Path) -> None:
     torch.testing.assert_close(found, torch.autograd.grad((ops.swiglu(x) * ops.swiglu(x.sin())).sum(), x)[0])
     for context in (torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
         build.kernel_check_results_path().unlink()
-        verdicts._read_or_compute_check_result.cache_clear()
+        kernel_checks._read_or_compute_check_result.cache_clear()
         with context:
             assert ops.has_kernel("swiglu")
             assert ops.has_kernel("cross_entropy")
