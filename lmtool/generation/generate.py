@@ -94,10 +94,19 @@ def generate(
         if stop or prefix or prompt_format is None:
             what = "mask-predict does not generate from left to right: it takes no stop string and no prefix"
             raise UsageError(what, fix="omit them")
-        cut = overflow != "refuse"
-        options: dict[str, Any] = {"n": n, "first": first, "details": details, "max_rows": max_rows}
         filled = fill_text_masks(
-            model, texts, params, prompt_format, cut=cut, mask=mask, length=length, step_context=step_context, **options
+            model,
+            texts,
+            params,
+            prompt_format,
+            cut=overflow != "refuse",
+            mask=mask,
+            length=length,
+            n=n,
+            first=first,
+            details=details,
+            max_rows=max_rows,
+            step_context=step_context,
         )
         return (
             Token(one.tokens[-1], one.logprobs[-1], text=one.text, request=one.request, completion=one)
@@ -241,7 +250,7 @@ class TextGenerator:
         return generate(self.loaded.model, prompts, params, self.loaded.prompt_format, **options)
 
     @property
-    def writes(self) -> bool:
+    def is_left_to_right(self) -> bool:
         """Whether the model generates from left to right."""
         try:
             self.check_generates()

@@ -142,7 +142,7 @@ class Strategy(ABC):
         scores_BV = filters.apply_logits_processors(scores_BV, self.params, texts, n_generated, self.end_ids)
         return filters.exclude_by_forms(scores_BV, forms, self.end_ids, unfiltered_BV)
 
-    def make_tokens(
+    def make_constrained_tokens(
         self, logprobs_BV: Tensor, filtered_BV: Tensor, ids_B: Tensor, forms: Sequence[FormState | None]
     ) -> list[Token]:
         """Makes a token of each row, with its log-probability among the tokens that the form of the row allows."""
@@ -174,7 +174,7 @@ class Sampler(Strategy):
         ids = [self._close_form_before_limit(state, token) for state, token in zip(states, ids, strict=True)]
         forms = [state.hypotheses[0].form for state in states]
         ids_B = torch.tensor(ids, device=logits_BV.device)
-        tokens = self.make_tokens(logits_BV.log_softmax(-1), filtered_BV, ids_B, forms)
+        tokens = self.make_constrained_tokens(logits_BV.log_softmax(-1), filtered_BV, ids_B, forms)
         longer = [state.hypotheses[0].with_token(token.id) for state, token in zip(states, tokens, strict=True)]
         return [self.make_step(*each) for each in zip(states, tokens, longer, strict=True)]
 

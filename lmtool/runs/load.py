@@ -84,7 +84,7 @@ class LoadedModel:
         return {"run": str(self.run_path), "step": self.step, "checkpoint": self.checkpoint_hash}
 
     @contextmanager
-    def joined(self) -> "Iterator[LoadedModel]":
+    def join_processes(self) -> "Iterator[LoadedModel]":
         """Yields the same model joined with the processes of torchrun, each of which computes its share."""
         with self.compute.join_processes() as compute:
             yield replace(self, compute=compute)

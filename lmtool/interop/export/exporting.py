@@ -55,7 +55,8 @@ class ExportableRun(FamilyRepresentation):
     base: Reference
 
     @cached_property
-    def _weights(self) -> Mapping[str, Tensor]:
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights by lmtool's names, with adapters merged, as they are published."""
         return self.divide_head_by_temperature(read_merged_weights(self.base))
 
     @cached_property
@@ -71,14 +72,9 @@ class ExportableRun(FamilyRepresentation):
 
     def iterate_published_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Iterates over all tensors by the family's names."""
-        for weight in self.list_parameter_mappings():
-            yield from zip(weight.published_names, weight.layout.split(self._weights[weight.name]), strict=True)
+        for mapping in self.list_parameter_mappings():
+            yield from zip(mapping.published_names, mapping.layout.split(self.weights[mapping.name]), strict=True)
         yield from self.constant_tensors().items()
-
-    def iterate_separate_head(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterates over the tensors of a head in a file of its own, by lmtool's names."""
-        if self.has_separate_head:
-            yield from ((name, self._weights[name]) for name in self._weights if not name.startswith("body."))
 
     @property
     def is_generative(self) -> bool:
@@ -156,7 +152,7 @@ def prepare_export(
 def _build_round_trip_metadata(form: FamilyRepresentation) -> dict[str, Any]:
     """Builds the entry of a configuration from which an import restores what other keys do not say. It may be empty."""
     recipe, note = form.recipe, dict[str, Any]()
-    names = {name for weight in form.list_parameter_mappings() for name in weight.published_names}
+    names = {name for mapping in form.list_parameter_mappings() for name in mapping.published_names}
     published = form.family.read_recipe_from_config(StrictConfigReader(form.config, CONFIG_FILE, names))
     if published["model"]["context"] != recipe.model.context:
         note["context"] = recipe.model.context
@@ -187,10 +183,20 @@ def export(
     files = {CONFIG_FILE: encode_json(exportable.config), **exportable.serialize_tokenizer()}
     files["README.md"] = format_model_card(exportable.base, exportable).encode()
     if exportable.is_generative:
-        files[GENERATION_FILE] = encode_json(_generation_config(exportable))
+        # what starts and ends a text
+        ids, starts = exportable.special_token_ids(), exportable.base.tokenizer.roles.starts
+        if len(ends := exportable.eos_token_ids()) > 1:
+            ids["eos_token_id"] = ends
+        if len(starts) > 1 and exportable.model.reads == "source":
+            ids["forced_bos_token_id"] = starts[1]
+        files[GENERATION_FILE] = encode_json(ids)
     if isinstance(exportable.recipe.objective, Embedding):
         files |= _sentence_transformers_files(exportable.recipe.objective, exportable.model)
-    head = {name: cast_checking_overflow(name, tensor, dtype) for name, tensor in exportable.iterate_separate_head()}
+    head = {
+        name: cast_checking_overflow(name, exportable.weights[name], dtype)
+        for name in (exportable.weights if exportable.has_separate_head else ())
+        if not name.startswith("body.")
+    }
     with atomic_output_folder(folder) as new:
         _write_weights(new, weights, max_shard_bytes)
         if head:
@@ -262,16 +268,6 @@ def export_gguf_and_modelfile(reference: str, file: Path, quantization: Quantiza
         write_gguf(file, architecture, values | note, dict(exportable.iterate_published_tensors()), quantization)
         durable.write_new_file(modelfile, modelfile_text.encode())
     return exportable
-
-
-def _generation_config(exportable: ExportableRun) -> dict[str, Any]:
-    """generation_config.json: what starts and ends a text."""
-    ids, starts = exportable.special_token_ids(), exportable.base.tokenizer.roles.starts
-    if len(ends := exportable.eos_token_ids()) > 1:
-        ids["eos_token_id"] = ends
-    if len(starts) > 1 and exportable.model.reads == "source":
-        ids["forced_bos_token_id"] = starts[1]
-    return ids
 
 
 def _matches_published_template(prompt_format: PromptFormat) -> bool:

@@ -214,16 +214,25 @@ class Family:
 
         An objective with a head has those of the head and, named `body.`, of its model, whose own head is not read.
         """
-        head, body = self.find_head(model, objective), "body." if isinstance(objective, HeadSpec) else ""
-        parameters, weights = {*_first_two_layers_parameter_names(model), *_head_parameter_names(model, objective)}, []
+        head, body, mappings = self.find_head(model, objective), "", []
+        parameters = {*_first_two_layers_parameter_names(model)}
+        if isinstance(objective, HeadSpec):
+            body = "body."
+            parameters |= {"head.weight", "dense.weight", "dense_norm.weight"}
+            biases = {
+                "dense": model.bias,
+                "dense_norm": _norm_has_bias(model),
+                "head": getattr(objective, "bias", True),
+            }
+            parameters |= {f"{name}.bias" for name, has_bias in biases.items() if has_bias}
         for module in self._iterate_module_mappings(model, head):
             stored = [self._to_stored_name(name, model.n_layers) for name in module.published_names]
-            for kind in ("", ".weight", ".bias"):
-                if f"{module.name_in_first_layers}{kind}" in parameters and None not in stored:
-                    layout = self._choose_layout(model, objective, f"{module.name}{kind}", len(stored))
-                    name = f"{'' if module.name in head.modules else body}{module.name}{kind}"
-                    weights.append(ParameterMapping(name, tuple(f"{one}{kind}" for one in stored), layout))
-        return weights
+            for suffix in ("", ".weight", ".bias"):
+                if f"{module.name_in_first_layers}{suffix}" in parameters and None not in stored:
+                    layout = self._choose_layout(model, objective, f"{module.name}{suffix}", len(stored))
+                    name = f"{'' if module.name in head.modules else body}{module.name}{suffix}"
+                    mappings.append(ParameterMapping(name, tuple(f"{one}{suffix}" for one in stored), layout))
+        return mappings
 
     def constant_tensors(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
         """The tensors that files hold besides the weights."""
@@ -266,7 +275,7 @@ class Family:
         self, config: dict[str, Any], model: Transformer, objective: AnyObjective
     ) -> tuple[Transformer, AnyObjective]:
         """Reads a built configuration again. Returns the model and objective that it gives."""
-        names = {name for weight in self.list_parameter_mappings(model, objective) for name in weight.published_names}
+        names = {name for one in self.list_parameter_mappings(model, objective) for name in one.published_names}
         names |= {*self.find_head(model, objective).required_tensors()}
         try:
             recipe = self.read_recipe_from_config(StrictConfigReader(config, "config.json", names))
@@ -349,14 +358,6 @@ def _first_two_layers_parameter_names(model: Transformer) -> frozenset[str]:
         return frozenset(build_on_meta(first_layers, model.vocab_size).state_dict())
     except (RuntimeError, TypeError) as error:
         raise InexpressibleRecipe({"model": "larger than what any program could hold"}) from error
-
-
-def _head_parameter_names(model: Transformer, objective: AnyObjective) -> Iterator[str]:
-    """The names of the parameters of a head on the model."""
-    if isinstance(objective, HeadSpec):
-        yield from ("head.weight", "dense.weight", "dense_norm.weight")
-        yield from ["dense.bias"] * model.bias + ["dense_norm.bias"] * bool(_norm_has_bias(model))
-        yield from ["head.bias"] * getattr(objective, "bias", True)
 
 
 # What a recipe means
