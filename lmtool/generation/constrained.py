@@ -89,7 +89,7 @@ class FormState:
             child._cache_completing_tokens_if_shorter(rest[len(tokens) :])
         return child
 
-    def prepare(self) -> None:
+    def cache_allowed_tokens(self) -> None:
         """Computes and caches the allowed tokens. Raises UsageError if there are none and the text may not end."""
         if not (self.allowed_V.any() or self.may_end):
             raise self.form.make_error()
@@ -213,7 +213,7 @@ class SpelledVocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         from llguidance import LLTokenizer
 
-        self._encode, self.size = WeakMethod(tokenizer.encode_inside), tokenizer.vocab_size
+        self._encode, self.size = WeakMethod(tokenizer.encode_without_prefix_space), tokenizer.vocab_size
         spellings = tokenizer.list_spellings()
         self._are_words = any(len(one) > 1 for one in spellings)
         self.is_canonical = not self._are_words
@@ -234,7 +234,7 @@ class SpelledVocabulary:
         self.eos_token_id = len(self.pieces) - 1
         self.special_token_ids = [*(i for i, one in enumerate(spellings) if not one), self.eos_token_id]
         self._inner = LLTokenizer(cast("TokenizerWrapper", self))
-        self.begin = lru_cache(maxsize=64)(self._create_initial_state)
+        self.get_initial_state = lru_cache(maxsize=64)(self._create_initial_state)
 
     def __call__(self, text: str) -> list[int]:
         """Tokenizes a text for llguidance."""
@@ -251,7 +251,7 @@ class SpelledVocabulary:
         matcher = LLMatcher(self._inner, form.grammar, log_level=0, limits=limits)
         matcher.compute_bitmask()  # lets other threads run while it finds forced text, which may take long
         state = FormState(form, self, matcher, None)
-        state.prepare()  # fails if no token begins it
+        state.cache_allowed_tokens()  # fails if no token begins it
         return state
 
     def list_spelling_ids(self, token: int, at_text_start: bool) -> tuple[int, ...]:
@@ -290,7 +290,7 @@ _VOCABULARIES: WeakKeyDictionary[Tokenizer, SpelledVocabulary] = WeakKeyDictiona
 _VOCABULARY_LOCK = Lock()
 
 
-def cached_spelled_vocabulary(tokenizer: Tokenizer) -> SpelledVocabulary:
+def get_spelled_vocabulary(tokenizer: Tokenizer) -> SpelledVocabulary:
     """Returns the spelled vocabulary of a tokenizer. The first call takes a second."""
     with _VOCABULARY_LOCK:
         if tokenizer not in _VOCABULARIES:
@@ -304,10 +304,10 @@ def check_form_and_create_state(form: TextForm, tokenizer: Tokenizer, max_new_to
     Raises UsageError if the tokenizer cannot write it, and if a form that must be complete needs more than
     `max_new_tokens`.
     """
-    state = cached_spelled_vocabulary(tokenizer).begin(form)
+    state = get_spelled_vocabulary(tokenizer).get_initial_state(form)
     if form.complete and max_new_tokens is not None:
         if state.closing_tokens is None:
-            state.dead_end.prepare()
+            state.dead_end.cache_allowed_tokens()
             raise UsageError("no end of this form was found, which `complete` needs", fix="omit --complete")
         if len(state.closing_tokens) > max_new_tokens:
             n = len(state.closing_tokens)

@@ -214,7 +214,7 @@ class Engine:
         if cache is not None:
             with self._isolating_failures(running):
                 forms = {one.form for state in running for one in state.hypotheses if one.form is not None}
-                masks = [self._masks.submit(form.prepare) for form in forms]
+                masks = [self._masks.submit(form.cache_allowed_tokens) for form in forms]
                 texts = [one.window.tokens for state in running for one in state.hypotheses]
                 hidden_BD, cache = self.runner.decode_step([tokens[-1] for tokens in texts], cache)
                 wait(masks)

@@ -94,19 +94,10 @@ def generate(
         if stop or prefix or prompt_format is None:
             what = "mask-predict does not generate from left to right: it takes no stop string and no prefix"
             raise UsageError(what, fix="omit them")
+        cut = overflow != "refuse"
+        options: dict[str, Any] = {"n": n, "first": first, "details": details, "max_rows": max_rows}
         filled = fill_text_masks(
-            model,
-            texts,
-            params,
-            prompt_format,
-            cut=overflow != "refuse",
-            mask=mask,
-            length=length,
-            n=n,
-            first=first,
-            details=details,
-            max_rows=max_rows,
-            step_context=step_context,
+            model, texts, params, prompt_format, cut=cut, mask=mask, length=length, step_context=step_context, **options
         )
         return (
             Token(one.tokens[-1], one.logprobs[-1], text=one.text, request=one.request, completion=one)

@@ -198,12 +198,15 @@ class Sampler(Strategy):
 
         extended: its hypothesis with the token.
         """
-        n_steps = state.n_steps + 1
+        n_steps, form = state.n_steps + 1, extended.form
         finish = state.get_limit_finish_reason(n_steps)
-        if extended.is_complete or self._must_end_with_complete_form(
-            extended.form, state.request.params.max_new_tokens - n_steps
-        ):
+        if extended.is_complete:
             finish = "stop"
+        elif form is not None and form.form.complete and form.may_end:
+            n_left = state.request.params.max_new_tokens - n_steps
+            # no later end of the form fits into the tokens left
+            if n_left == 0 or not (self.end_ids or 0 < len(form.completing_tokens or ()) <= n_left):
+                finish = "stop"
         if token.id in self.end_ids:
             finish = "end"
         return StrategyStep([] if finish else [extended], [] if finish else [0], [NewTokens([token], finish)])
@@ -219,12 +222,6 @@ class Sampler(Strategy):
         if form.may_end and self.end_ids:
             return min(self.end_ids)
         return form.completing_tokens[0] if form.completing_tokens else token
-
-    def _must_end_with_complete_form(self, form: FormState | None, n_left: int) -> bool:
-        """Whether a text that must be complete has its form, and no later end fits into the tokens left."""
-        if form is None or not (form.form.complete and form.may_end):
-            return False
-        return n_left == 0 or not (self.end_ids or (form.completing_tokens and len(form.completing_tokens) <= n_left))
 
 
 def verify_draft_token(p_V: Tensor, q_V: Tensor, token: int, acceptance: float, uniform: float) -> tuple[int, bool]:

@@ -352,11 +352,6 @@ class Run:
         """Returns the validation that the last session passed to `end_session`; None if there is none."""
         return self.info.sessions[-1].validation if self.info.sessions else None
 
-    def newest_step_after(self, step: int) -> int | None:
-        """Returns the step of the newest checkpoint after `step`, complete or not; None if there is none."""
-        newest = max((other for other, _ in checkpoints.list_checkpoints(self.path / CHECKPOINTS)), default=step)
-        return newest if newest > step else None
-
     @property
     def best_step(self) -> int | None:
         """Returns the step of the best validation; None before any."""

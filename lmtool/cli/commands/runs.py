@@ -251,8 +251,9 @@ def merge(
     from lmtool.interop.resolve import resolve_reference
     from lmtool.runs.merging import merge_adapters_into_new_run as make_merged
 
-    merged, warnings = make_merged(resolve_reference(run), output, ["lmtool", *sys.argv[1:]])
-    warn(warnings)
+    adapted = resolve_reference(run)
+    merged = make_merged(adapted, output, ["lmtool", *sys.argv[1:]])
+    warn(adapted.warnings)
     put_data(merged)
 
 

@@ -103,7 +103,10 @@ class ExportableRun(FamilyRepresentation):
         tokenizer, prompt_format = self.base.tokenizer, self.prompt_format
         published = tokenizer.published
         tokenizer_json = tokenizer.to_json()
-        if published is None or (self.has_head and not _matches_published_template(prompt_format)):
+        frame = (prompt_format.before, prompt_format.between, prompt_format.after)
+        # whether the template of a published tokenizer frames two texts as in training
+        is_framed = (prompt_format.reads == "both" or prompt_format.after) and tokenizer.roles.template == frame
+        if published is None or (self.has_head and not is_framed):
             inner = Inner.from_str(tokenizer_json)
             if (template := _build_row_template(prompt_format, self.recipe, inner, as_prompt)) is not None:
                 inner.post_processor = template
@@ -268,13 +271,6 @@ def export_gguf_and_modelfile(reference: str, file: Path, quantization: Quantiza
         write_gguf(file, architecture, values | note, dict(exportable.iterate_published_tensors()), quantization)
         durable.write_new_file(modelfile, modelfile_text.encode())
     return exportable
-
-
-def _matches_published_template(prompt_format: PromptFormat) -> bool:
-    """Whether the template of a published tokenizer frames two texts as in training."""
-    template = prompt_format.tokenizer.roles.template
-    ends = prompt_format.reads == "both" or prompt_format.after
-    return bool(ends) and template == (prompt_format.before, prompt_format.between, prompt_format.after)
 
 
 def _build_chat_template(prompt_format: PromptFormat, template_variables: Mapping[str, str]) -> str | None:

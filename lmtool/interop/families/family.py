@@ -26,7 +26,7 @@ from lmtool.interop.families.layouts import (
     Layout,
     ParameterMapping,
     make_concatenated_layout,
-    rescaled,
+    make_rescaled_layout,
 )
 from lmtool.interop.families.rules import HEAD_OBJECTIVES, InexpressibleRecipe, KeyRule, RecipeValues
 from lmtool.model.heads import resolve_pooling
@@ -158,7 +158,7 @@ class Family:
         config.ignore_keys("is_decoder", "cross_attention_hidden_size", "sentence_transformers", *self.ignored)
         values = {"kind": "transformer", "shape": self.shape, **self.fixed, "objective.kind": head.objective}
         values |= head.fixed
-        for key, rule in self._rules_for(head):
+        for key, rule in self._iterate_rules_with_head(head):
             rule.read_key(config, key, values)
         model: dict[str, Any] = {"objective": {}}
         for dotted_key, value in values.items():
@@ -191,7 +191,7 @@ class Family:
             names = {"architectures": [self.class_prefix + head.class_suffix], "model_type": self.model_type}
             config = {**names, "vocab_size": model.vocab_size}
         try:
-            for key, rule in self._rules_for(head):
+            for key, rule in self._iterate_rules_with_head(head):
                 config |= rule.write_key(nearest, key, unsupported)
             found = flatten_recipe_with_defaults(*self._read_config_back(config, model, objective))
             for key, value in _iterate_output_differences(wanted, found, isinstance(objective, Embedding)):
@@ -266,7 +266,7 @@ class Family:
         )
         return stored
 
-    def _rules_for(self, head: PublishedHead) -> Iterator[tuple[str, KeyRule]]:
+    def _iterate_rules_with_head(self, head: PublishedHead) -> Iterator[tuple[str, KeyRule]]:
         """The rules of the head, in place of the family's or before them."""
         more = {key: rule for key, rule in head.config.items() if key not in self.config}
         yield from {**more, **self.config, **head.config}.items()
@@ -327,7 +327,8 @@ class Family:
             layout = make_concatenated_layout(get_fused_part_widths(model, parameter_name)[-n_published_tensors:])
         number = objective if isinstance(objective, Classification) and objective.task == "number" else None
         if number and parameter_name in ("head.weight", "head.bias") and (number.center, number.scale) != (0.0, 1.0):
-            layout = rescaled(number.scale or 1.0, (number.center or 0.0) if parameter_name == "head.bias" else 0.0)
+            shift = (number.center or 0.0) if parameter_name == "head.bias" else 0.0
+            layout = make_rescaled_layout(number.scale or 1.0, shift)
         rearranged = (
             make(model, layout) for pattern, make in self.layouts.items() if re.search(pattern, parameter_name)
         )
