@@ -43,7 +43,7 @@ class Hypothesis:
     def with_token(self, token: int) -> Self:
         """Returns the hypothesis extended by one token."""
         window = replace(self.window, tokens=(*self.window.tokens, token))
-        form = None if self.form is None else self.form.with_token(token)
+        form = None if self.form is None else self.form.with_tokens(token)
         return replace(self, window=window, text=(*self.text, token), n_generated=self.n_generated + 1, form=form)
 
     @property
@@ -216,7 +216,7 @@ class Sampler(Strategy):
         form = state.hypotheses[0].form
         if form is None or not form.form.complete or token in self.end_ids:
             return token
-        state.next_form = form.with_token(token)
+        state.next_form = form.with_tokens(token)
         if form.can_close_after(token, state.request.params.max_new_tokens - state.n_steps - 1):
             return token
         if form.may_end and self.end_ids:
@@ -290,8 +290,6 @@ def make_tokens(logprobs_BV: Tensor, filtered_BV: Tensor, ids_B: Tensor, n_alter
 
 def _log_allowed_probability(logprobs_V: Tensor, form: FormState, end_ids: Collection[int]) -> float:
     """Returns the log of the total probability that a form allows, computed from the smaller set of tokens."""
-    allowed_V = np.zeros(len(logprobs_V), dtype=np.bool_)
-    allowed_V[: len(form.allowed_V)] = form.allowed_V
-    allowed_V[list(end_ids)] = form.may_end
+    allowed_V = form.mask_allowed_tokens(len(logprobs_V), end_ids)
     excluded = float(logprobs_V[np.flatnonzero(~allowed_V)].exp().sum()) if allowed_V.mean() > 0.5 else 1.0
     return math.log1p(-excluded) if excluded < 0.5 else float(logprobs_V[np.flatnonzero(allowed_V)].logsumexp(-1))

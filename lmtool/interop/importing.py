@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -163,15 +163,10 @@ def _write_run(
         run.save_checkpoint(CheckpointSnapshot(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
-class RecipeSections(NamedTuple):
-    """The sections `model`, `objective` and `data` of a recipe, and whether its head is stored beside the body."""
-
-    sections: dict[str, dict[str, Any]]
-    has_separate_head: bool
-
-
-def read_recipe_sections(model: PublishedModel) -> RecipeSections:
+def read_recipe_sections(model: PublishedModel) -> tuple[dict[str, dict[str, Any]], bool]:
     """Reads the sections of a recipe from the configuration of a model.
+
+    Returns the sections `model`, `objective` and `data`, and whether the head is stored beside the body.
 
     Where the note of an export says more than what Transformers reads, labels and the kind of the head that there is
     are those of Transformers, because they may have changed. Raises CheckpointError for what no recipe expresses.
@@ -195,7 +190,7 @@ def read_recipe_sections(model: PublishedModel) -> RecipeSections:
     if model.max_context:
         contexts.append(model.max_context)
     sections = {"model": {**spec, "context": min(contexts)}, "objective": objective, "data": data}
-    return RecipeSections(sections, has_separate_head)
+    return sections, has_separate_head
 
 
 def _build_tokenizer(model: PublishedModel, objective_kind: str) -> Tokenizer:

@@ -59,7 +59,7 @@ class Reference:
         return (
             self.find_named_or_newest_checkpoint(verify_optimizer=False)
             if self.named
-            else self.run.find_best_checkpoint(verify_optimizer=False)
+            else self.run.find_best_checkpoint()
         )
 
     @cached_property
