@@ -38,10 +38,10 @@ def ls(json: Json = False) -> None:
     lmtool runs ls
     lmtool runs ls --json
     """
-    from lmtool.runs.listing import summarize_runs
+    from lmtool.runs.listing import summarize_all_runs
     from lmtool.runs.paths import runs_root
 
-    runs = summarize_runs()
+    runs = summarize_all_runs()
     if json:
         put_json([asdict(summary) for summary in runs], indent=1)
     elif not runs:

@@ -76,7 +76,7 @@ def export_peft_adapters(reference: str, output_folder: Path, dtype: ExportDtype
     }
     labels = exportable.config.get("id2label")
     files = {
-        "adapter_config.json": exporting.encode_json(config),
+        "adapter_config.json": exporting.format_json_file(config),
         "README.md": format_adapter_card(adapted, base, base_name, labels).encode(),
         **exportable.serialize_tokenizer(),
     }

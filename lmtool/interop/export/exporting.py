@@ -122,8 +122,8 @@ class ExportableRun(FamilyRepresentation):
         }
         files = {
             TOKENIZER_FILE: tokenizer_json.encode(),
-            TOKENIZER_CONFIG_FILE: encode_json(settings),
-            "special_tokens_map.json": encode_json(roles),
+            TOKENIZER_CONFIG_FILE: format_json_file(settings),
+            "special_tokens_map.json": format_json_file(roles),
         }
         variables = {role: text for role, text in roles.items() if role in ("bos_token", "eos_token")}
         chat_template = _build_chat_template(prompt_format, variables)
@@ -183,7 +183,7 @@ def export(
     weights = {
         name: cast_checking_overflow(name, tensor, dtype) for name, tensor in exportable.iterate_published_tensors()
     }
-    files = {CONFIG_FILE: encode_json(exportable.config), **exportable.serialize_tokenizer()}
+    files = {CONFIG_FILE: format_json_file(exportable.config), **exportable.serialize_tokenizer()}
     files["README.md"] = format_model_card(exportable.base, exportable).encode()
     if exportable.is_generative:
         # what starts and ends a text
@@ -192,7 +192,7 @@ def export(
             ids["eos_token_id"] = ends
         if len(starts) > 1 and exportable.model.reads == "source":
             ids["forced_bos_token_id"] = starts[1]
-        files[GENERATION_FILE] = encode_json(ids)
+        files[GENERATION_FILE] = format_json_file(ids)
     if isinstance(exportable.recipe.objective, Embedding):
         files |= _sentence_transformers_files(exportable.recipe.objective, exportable.model)
     head = {
@@ -220,9 +220,9 @@ def _sentence_transformers_files(spec: Embedding, model: Transformer) -> dict[st
     modes = {key: pooling == spec.pool for key, pooling in POOLING_KEYS.items()}
     return {
         MODULES_FILE: json.dumps(modules, indent=2).encode() + b"\n",
-        "1_Pooling/config.json": encode_json({"word_embedding_dimension": model.d_model, **modes}),
-        "config_sentence_transformers.json": encode_json({"prompts": {}, "similarity_fn_name": "cosine"}),
-        LENGTH_FILE: encode_json({"max_seq_length": model.context, "do_lower_case": False}),
+        "1_Pooling/config.json": format_json_file({"word_embedding_dimension": model.d_model, **modes}),
+        "config_sentence_transformers.json": format_json_file({"prompts": {}, "similarity_fn_name": "cosine"}),
+        LENGTH_FILE: format_json_file({"max_seq_length": model.context, "do_lower_case": False}),
     }
 
 
@@ -324,7 +324,7 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_shard_bytes:
         write_safetensors(folder / file, {name: weights[name] for name in names})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        durable.write_new_file(folder / INDEX_FILE, encode_json(index))
+        durable.write_new_file(folder / INDEX_FILE, format_json_file(index))
 
 
 def write_safetensors(file: Path, weights: Mapping[str, Tensor]) -> None:
@@ -332,6 +332,6 @@ def write_safetensors(file: Path, weights: Mapping[str, Tensor]) -> None:
     durable.write_new_file(file, tensors.serialize_safetensors(weights, {"format": "pt"}))
 
 
-def encode_json(content: Mapping[str, Any]) -> bytes:
+def format_json_file(content: Mapping[str, Any]) -> bytes:
     """Encodes the content of a JSON file."""
     return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
