@@ -18,7 +18,6 @@ from lmtool.model import LanguageModel
 from lmtool.model.heads import HeadedModel
 from lmtool.objective import Loss, Objective
 from lmtool.objective.heads import HeadObjective
-from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.labels import LabelKind
 from lmtool.tasks.reading import LabelledRow, LabelledTable
 from lmtool.tasks.results import Results
@@ -152,15 +151,6 @@ class Task(ABC):
     def get_tokenizer_texts(cls, name: str, columns: Columns, item: LabelledRow) -> Iterable[str]:
         """Returns the texts of a row on which a tokenizer is trained. name: of the task."""
         return item.texts
-
-    @classmethod
-    def build(
-        cls, recipe: Recipe, prompt_format: PromptFormat, name: str, columns: Columns, labels: tuple[str, ...]
-    ) -> Self:
-        """Builds the task of a resolved recipe; see `build_task`."""
-        of_objective: Any = cls
-        task: Self = of_objective(prompt_format, recipe.objective)
-        return task
 
     @abstractmethod
     def encode(self, items: Sequence[LabelledRow]) -> list[EncodedRow]:
