@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import ExecutionContext
-from lmtool.evaluation.loop import EvaluationItems, EvaluationSums, ValidationResult, evaluate_items
+from lmtool.evaluation.loop import EvaluationSums, ValidationResult, evaluate_items
 from lmtool.model import LanguageModel
 from lmtool.model.heads import HeadedModel
 from lmtool.objective import Loss, Objective
@@ -93,7 +93,7 @@ class TaskModel:
             loss = objective.head_loss(self.lm, scores, batch) if is_labelled else None
             return loss, read_scores(scores, batch, indices)
 
-        return evaluate_items(self.lm, EvaluationItems([row.lengths for row in rows], evaluate_batch), self.compute)
+        return evaluate_items(self.lm, [row.lengths for row in rows], evaluate_batch, self.compute)
 
 
 def list_worst_and_best_rows(
