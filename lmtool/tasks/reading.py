@@ -242,7 +242,9 @@ def read_labelled_table(
         if label_map.kind in ("class", "multi"):
             places = (f"line {item.line}" if item.line else f"row {item.row}" for item in items)
             notices += make_label_notices(zip((get_label_names(item.label) for item in items), places, strict=True))
-    summary = _describe_merges(merges, merged)
+    each = (f"{quote(old, 40)} as {quote(merges[old], 40)} ({format_count(n, 'row')})" for old, n in merged.items())
+    more = f" and {len(merged) - MAX_LISTED_MERGES:,} more" if len(merged) > MAX_LISTED_MERGES else ""
+    summary = f"merged labels: {', '.join(islice(each, MAX_LISTED_MERGES))}{more}" if merged else ""
     return LabelledTable(table, columns, label_map, tuple(items), skipped, tuple(notices), summary)
 
 
@@ -268,13 +270,6 @@ def _drop_unusable_rows(
             n_left_out["rows without a label"] += 1
         else:
             yield row
-
-
-def _describe_merges(merges: Mapping[str, str], counts: Counter[str]) -> str:
-    """Formats which labels were replaced in one line; returns an empty text for none."""
-    each = (f"{quote(old, 40)} as {quote(merges[old], 40)} ({format_count(n, 'row')})" for old, n in counts.items())
-    more = f" and {len(counts) - MAX_LISTED_MERGES:,} more" if len(counts) > MAX_LISTED_MERGES else ""
-    return f"merged labels: {', '.join(islice(each, MAX_LISTED_MERGES))}{more}" if counts else ""
 
 
 def _describe_column(table: Table, columns: Columns) -> str:
