@@ -10,7 +10,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from lmtool.compute.device import ExecutionContext
-from lmtool.data.survey import Progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import evaluation_mode
 from lmtool.objective import Loss
@@ -71,16 +71,12 @@ def group_by_length(lengths: Sequence[RowLengths], max_tokens: int, max_rows: in
         yield group
 
 
-def ignore_progress(stage: str, done: int, total: int) -> None:
-    """Does nothing; a default for `report` callbacks."""
-
-
 def evaluate_items(
     model: LanguageModel,
     lengths: Sequence[RowLengths],
     read: Callable[[list[int]], tuple[Loss | None, Sequence[NDArray[Any]]]],
     compute: ExecutionContext,
-    report: Progress = ignore_progress,
+    report: Progress = no_progress,
     *,
     metrics: Sequence[str] = (),
     max_tokens: int = BATCH_TOKENS,

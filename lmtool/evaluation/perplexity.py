@@ -17,9 +17,9 @@ from lmtool.data.hub import HUB_PREFIX
 from lmtool.data.order import derive_seed, permute
 from lmtool.data.prepare import count_predicted_bytes_and_tokens, tokenize_files
 from lmtool.data.store import TokenStore
-from lmtool.data.survey import Progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import DataError, UsageError
-from lmtool.evaluation.loop import EvaluationSums, ValidationResult, evaluate_items, ignore_progress
+from lmtool.evaluation.loop import EvaluationSums, ValidationResult, evaluate_items
 from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
@@ -158,7 +158,7 @@ class EvaluationWindows:
         collate: Callable[[RowsToScore], Batch],
         score: Callable[[LanguageModel, Batch], Loss],
         compute: ExecutionContext,
-        report: Progress = ignore_progress,
+        report: Progress = no_progress,
         *,
         metrics: Sequence[str] = (),
         one_pass: bool = True,
@@ -180,7 +180,7 @@ def compute_perplexity(
     store: TokenStore,
     tokenizer: Tokenizer,
     compute: ExecutionContext,
-    report: Progress = ignore_progress,
+    report: Progress = no_progress,
     *,
     context: int,
     stride: int,
@@ -285,7 +285,7 @@ def measure_perplexity(
     baseline: str | None = None,
     device: DeviceName = "auto",
     precision: InferenceName = "float32",
-    report: Progress = ignore_progress,
+    report: Progress = no_progress,
 ) -> PerplexityResult:
     """Measures the perplexity of a text under a run, by all processes together.
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from lmtool.batch import Batch, common_prefix_length, pad_rows_right
-from lmtool.data.survey import Progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
-from lmtool.evaluation.loop import BATCH_TOKENS, RowLengths, evaluate_items, ignore_progress
+from lmtool.evaluation.loop import BATCH_TOKENS, RowLengths, evaluate_items
 from lmtool.recipe.spec.objective import Classification, Embedding, Prefix, SpanCorruption
 from lmtool.runs.load import LoadedModel
 
@@ -147,7 +147,7 @@ def score_continuations(
     group_locations: Sequence[str],
     *,
     truncate_contexts: bool = False,
-    report: Progress = ignore_progress,
+    report: Progress = no_progress,
 ) -> list[list[ScoredContinuation]]:
     """Computes log p(continuation | context), without an end token, by all processes together.
 
@@ -206,7 +206,7 @@ def check_predicts_tokens(loaded: LoadedModel) -> None:
     loaded.check_has_likelihood()
 
 
-def score_long_texts(loaded: LoadedModel, texts: Sequence[str], report: Progress = ignore_progress) -> list[float]:
+def score_long_texts(loaded: LoadedModel, texts: Sequence[str], report: Progress = no_progress) -> list[float]:
     """Computes log p of texts of any length, without an end token, by all processes together; 0 for an empty one.
 
     Windows of the context follow each other, and the last one ends with the text; the first token is predicted from the
@@ -348,9 +348,7 @@ def _check_length(loaded: LoadedModel, length: int) -> None:
         raise UsageError(f"a text has {length} tokens, but the model reads {longest}", fix="divide it")
 
 
-def _score_rows(
-    loaded: LoadedModel, rows: Sequence[_ScoringRow], report: Progress = ignore_progress
-) -> list[ScoredTokens]:
+def _score_rows(loaded: LoadedModel, rows: Sequence[_ScoringRow], report: Progress = no_progress) -> list[ScoredTokens]:
     """Scores the targets of each row."""
     pad = loaded.tokenizer.pad_id
 
