@@ -96,8 +96,8 @@ class VectorFile:
         vectors: dict[str, NDArray[np.float32]] = {}
         n_repeated = n_words = 0
         with convert_read_errors(self.path), open_decompressed(self.path) as file:
-            for where, word, numbers in (
-                self._read_binary_vectors(file) if self.is_binary else self._read_text_vectors(file)
+            for where, word, numbers in (self._read_binary_vectors if self.is_binary else self._read_text_vectors)(
+                file
             ):
                 n_words += 1
                 if word in vectors:
@@ -105,9 +105,8 @@ class VectorFile:
                 elif word in words:
                     vectors[word] = self._parse_vector(numbers, where)
         if self.n_words is not None and n_words != self.n_words:
-            raise self._error(
-                f"the header promises {format_count(self.n_words, 'word')}, but the file has {n_words:,}", ":1"
-            )
+            promised = format_count(self.n_words, "word")
+            raise self._error(f"the header promises {promised}, but the file has {n_words:,}", ":1")
         vectors_ND = np.stack([*vectors.values()]) if vectors else np.zeros((0, self.width), dtype=np.float32)
         return WordVectors([*vectors], vectors_ND, n_repeated)
 

@@ -176,9 +176,9 @@ def measure_state_contraction(lm: LanguageModel, tokens: Sequence[int], seed: in
     measured = list(takewhile(lambda d: ROUNDING_SHARE * distances[0] < d < math.inf, distances))
     rate = (measured[-1] / measured[0]) ** (1 / max(1, len(measured) - 1))
     bounds = distances[0] * torch.tensor(rate, dtype=torch.float64) ** torch.arange(len(distances))
-    return StateContraction(
-        [], _replace_non_finite(distances), rate, _replace_non_finite(bounds.tolist()), _replace_non_finite(largest)
-    )
+    figures = (distances, bounds.tolist(), largest)
+    finite_distances, finite_bounds, finite_largest = map(_replace_non_finite, figures)
+    return StateContraction([], finite_distances, rate, finite_bounds, finite_largest)
 
 
 def _join_states(state: DecodeState) -> Tensor:
@@ -193,9 +193,8 @@ def _advance_states(lm: LanguageModel, token: int, states_BS: Tensor) -> Tensor:
     cells = [layer for layer in empty.layers if not isinstance(layer, KeyValueCache)]
     parts = iter(states_BS.chunk(sum(map(len, cells)), -1))
     layers = [tuple(next(parts) for _ in cell) for cell in cells]
-    return _join_states(
-        lm.forward_incremental(tokens_B1, replace(empty, layers=(*layers, *empty.layers[len(cells) :])))[1]
-    )
+    state = replace(empty, layers=(*layers, *empty.layers[len(cells) :]))
+    return _join_states(lm.forward_incremental(tokens_B1, state)[1])
 
 
 @contextmanager

@@ -24,9 +24,8 @@ from jinja2 import TemplateError
 from lmtool.data.catalogue import read_catalogue
 from lmtool.data.files import quote, quote_all
 from lmtool.data.hub import import_datasets_quietly
-from lmtool.data.survey import Progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import DataError, UsageError
-from lmtool.evaluation.loop import ignore_progress
 from lmtool.evaluation.scoring import check_predicts_tokens
 from lmtool.extras import import_extra
 from lmtool.generation.generate import TextGenerator
@@ -247,7 +246,7 @@ class BenchmarkResults:
 
 
 def evaluate_lm_eval_tasks(
-    loaded: LoadedModel, tasks: Tasks, max_rows_per_task: int | None = None, report: Progress = ignore_progress
+    loaded: LoadedModel, tasks: Tasks, max_rows_per_task: int | None = None, report: Progress = no_progress
 ) -> BenchmarkResults:
     """Evaluates a model on each task, by all processes together. max_rows_per_task: rows of each task; None for all.
 

@@ -13,9 +13,8 @@ from typing import Any
 from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from lmtool.data.survey import Progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import NumericalError
-from lmtool.evaluation.loop import ignore_progress
 from lmtool.evaluation.scoring import score_continuations, score_long_texts
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingFilters, SamplingParams
@@ -35,7 +34,7 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
     n_truncated: requests so far whose context was too long for the model and lost its beginning, as in lm-eval's `hf`.
     """
 
-    def __init__(self, loaded: LoadedModel, report: Progress = ignore_progress) -> None:
+    def __init__(self, loaded: LoadedModel, report: Progress = no_progress) -> None:
         super().__init__()
         self._loaded, self._report = loaded, report
         self._device = loaded.device

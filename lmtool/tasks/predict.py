@@ -166,11 +166,17 @@ def predict_table_lazily(
     table, columns, trained_columns = _open_with_columns(loaded, source, task_name, read_options, labelled=False)
     trained_task = build_trained_task(loaded, task_name, trained_columns, ())
     skipped = SkippedRowCounts() if loaded.recipe.data.skip_bad_rows or read_options.skip_bad_rows else None
-    rows = _predict_chunks(
-        loaded, trained_task, stream_unlabelled_rows(table, columns, skipped, chat=loaded.prompt_format.chat)
-    )
+
+    def predict_rows() -> Iterator[tuple[Row, Cells]]:
+        rows = stream_unlabelled_rows(table, columns, skipped, chat=loaded.prompt_format.chat)
+        with loaded.join_processes() as joined:
+            while chunk := list(islice(rows, CHUNK_ROWS)):
+                encoded = trained_task.encode([item for _, item in chunk])
+                cells = trained_task.predict_cells(make_task_model(joined), encoded)
+                yield from zip((row for row, _ in chunk), cells, strict=True)
+
     description = columns.describe() if columns.are_inferred else ""
-    return TablePredictions(table, trained_task.output_columns, rows, skipped, trained_task, description)
+    return TablePredictions(table, trained_task.output_columns, predict_rows(), skipped, trained_task, description)
 
 
 @dataclass(frozen=True)
@@ -226,15 +232,6 @@ def build_trained_task(loaded: LoadedModel, task_name: str, columns: Columns, la
 def make_task_model(loaded: LoadedModel) -> TaskModel:
     """Returns a loaded model as a model for rows."""
     return TaskModel(loaded.model, loaded.objective, loaded.compute)
-
-
-def _predict_chunks(
-    loaded: LoadedModel, task: Task, rows: Iterator[tuple[Row, LabelledRow]]
-) -> Iterator[tuple[Row, Cells]]:
-    with loaded.join_processes() as loaded:
-        while chunk := list(islice(rows, CHUNK_ROWS)):
-            cells = task.predict_cells(make_task_model(loaded), task.encode([item for _, item in chunk]))
-            yield from zip((row for row, _ in chunk), cells, strict=True)
 
 
 class _TableWithColumns(NamedTuple):

@@ -16,10 +16,9 @@ from lmtool.arrays import Floats
 from lmtool.data.column_names import LABEL_NAMES, normalize_name
 from lmtool.data.files import quote, quote_all
 from lmtool.data.rowfile import find_matching_column
-from lmtool.data.survey import Progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.data.table import Row, SkippedRowCounts, Table
 from lmtool.errors import UsageError
-from lmtool.evaluation.loop import ignore_progress
 from lmtool.evaluation.scoring import score_continuations
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import AnyParams
@@ -198,7 +197,7 @@ def evaluate_prompts(
     prompt: PromptTemplate,
     read_options: Data = AS_IN_TRAINING,
     skipped: SkippedRowCounts | None = None,
-    report: Progress = ignore_progress,
+    report: Progress = no_progress,
 ) -> PromptingResults:
     """Chooses for each row of a table the answer that a language model finds most probable after its prompt.
 

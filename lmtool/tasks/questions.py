@@ -7,7 +7,7 @@ last token.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,8 +121,7 @@ class SpanTask(Task):
         windows = cast(Sequence[ContextWindow], rows)
 
         def find_best_spans(scores_BT2: Tensor, _: Batch, indices: list[int]) -> list[Floats]:
-            scores = scores_BT2.cpu().double().numpy()
-            pairs = zip(indices, scores, strict=True)
+            pairs = zip(indices, scores_BT2.cpu().double().numpy(), strict=True)
             return [self._find_best_and_null_span(windows[i], scores_T2) for i, scores_T2 in pairs]
 
         evaluated = model.evaluate(rows, find_best_spans)
@@ -146,10 +145,8 @@ class SpanTask(Task):
 
     def _fit_null_threshold(self, extracted: Sequence[ExtractedAnswer], questions: Sequence[LabelledRow]) -> None:
         if self._spec.null_threshold is None:
-            scores = [
-                compute_word_f1(one.text, _get_answer_texts(item))
-                for one, item in zip(extracted, questions, strict=True)
-            ]
+            pairs = zip(extracted, questions, strict=True)
+            scores = [compute_word_f1(one.text, _get_answer_texts(item)) for one, item in pairs]
             has_answer = [bool(item.answers) for item in questions]
             self.threshold = find_best_null_threshold([one.null_score for one in extracted], scores, has_answer)
 
@@ -167,7 +164,13 @@ class SpanTask(Task):
         if np.isfinite(self.threshold):
             figures["null_threshold"] = self.threshold
             how += ", no answer above the null threshold"
-        sentences = _list_worst_and_best_answers(texts, questions)
+        answers = [_get_answer_texts(item) for item in questions]
+        scores = [compute_word_f1(text, right) for text, right in zip(texts, answers, strict=True)]
+
+        def get_row(i: int) -> tuple[int, str, str, str]:
+            return questions[i].row, " ".join(questions[i].texts), " | ".join(dict.fromkeys(answers[i])), texts[i]
+
+        sentences = list_worst_and_best_rows("f1", scores, get_row)
         return Results(part, step, len(questions), loss, figures, [], (), decoding=how, sentences=sentences)
 
     def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
@@ -194,17 +197,6 @@ def _compute_metrics(texts: Sequence[str], questions: Sequence[LabelledRow]) -> 
         figures |= {"has_answer_exact": exact_R[has_answer_R], "has_answer_f1": f1_R[has_answer_R]}
         figures["no_answer_accuracy"] = exact_R[~has_answer_R]
     return {name: float(scores.mean()) for name, scores in figures.items()}
-
-
-def _list_worst_and_best_answers(texts: Sequence[str], questions: Sequence[LabelledRow]) -> list[dict[str, Any]]:
-    """Lists the worst and the best answers by their F1, the worst first."""
-    scores = [compute_word_f1(text, _get_answer_texts(item)) for text, item in zip(texts, questions, strict=True)]
-
-    def get_row(i: int) -> tuple[int, str, str, str]:
-        item = questions[i]
-        return item.row, " ".join(item.texts), " | ".join(dict.fromkeys(_get_answer_texts(item))), texts[i]
-
-    return list_worst_and_best_rows("f1", scores, get_row)
 
 
 def _find_token_span(answer: AnswerSpan, characters_N2: NDArray[np.int64]) -> tuple[int, int] | None:

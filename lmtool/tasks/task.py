@@ -13,12 +13,11 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import ExecutionContext
-from lmtool.evaluation.loop import EvaluationItems, EvaluationSums, ValidationResult, evaluate_items
+from lmtool.evaluation.loop import EvaluationSums, ValidationResult, evaluate_items
 from lmtool.model import LanguageModel
 from lmtool.model.heads import HeadedModel
 from lmtool.objective import Loss, Objective
 from lmtool.objective.heads import HeadObjective
-from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.labels import LabelKind
 from lmtool.tasks.reading import LabelledRow, LabelledTable
 from lmtool.tasks.results import Results
@@ -94,7 +93,7 @@ class TaskModel:
             loss = objective.head_loss(self.lm, scores, batch) if is_labelled else None
             return loss, read_scores(scores, batch, indices)
 
-        return evaluate_items(self.lm, EvaluationItems([row.lengths for row in rows], evaluate_batch), self.compute)
+        return evaluate_items(self.lm, [row.lengths for row in rows], evaluate_batch, self.compute)
 
 
 def list_worst_and_best_rows(
@@ -152,15 +151,6 @@ class Task(ABC):
     def get_tokenizer_texts(cls, name: str, columns: Columns, item: LabelledRow) -> Iterable[str]:
         """Returns the texts of a row on which a tokenizer is trained. name: of the task."""
         return item.texts
-
-    @classmethod
-    def build(
-        cls, recipe: Recipe, prompt_format: PromptFormat, name: str, columns: Columns, labels: tuple[str, ...]
-    ) -> Self:
-        """Builds the task of a resolved recipe; see `build_task`."""
-        of_objective: Any = cls
-        task: Self = of_objective(prompt_format, recipe.objective)
-        return task
 
     @abstractmethod
     def encode(self, items: Sequence[LabelledRow]) -> list[EncodedRow]:

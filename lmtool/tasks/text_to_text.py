@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,25 +47,24 @@ class TextToTextTask(Task):
         super().__init__(prompt_format, name, labels)
         self._columns = columns
         self._num_beams = recipe.evaluation.num_beams
-        dropout = _make_bpe_dropout(recipe, prompt_format)
-        self.resample_row = None if dropout is None else partial(self._resegment_with_dropout, dropout)
-
-    @classmethod
-    def build(
-        cls, recipe: Recipe, prompt_format: PromptFormat, name: str, columns: Columns, labels: tuple[str, ...]
-    ) -> Self:
-        return cls(recipe, prompt_format, name, columns, labels)
+        tokenizer_spec = recipe.tokenizer
+        if isinstance(tokenizer_spec, BpeTokenizer) and tokenizer_spec.dropout:
+            if prompt_format.chat is not None:
+                what = "BPE dropout is for pairs, not for conversations"
+                raise UsageError(what, where="tokenizer.dropout", fix="set it to 0")
+            self._dropout = BpeDropout(prompt_format.tokenizer, tokenizer_spec.dropout, recipe.seed)
+            self.resample_row = self._resegment_with_dropout
 
     @classmethod
     def get_tokenizer_texts(cls, name: str, columns: Columns, item: LabelledRow) -> Iterable[str]:
         return format_source(name, columns.texts, item.texts), format_target(item) or ""
 
-    def _resegment_with_dropout(self, dropout: BpeDropout, row: EncodedRow, rng: np.random.Generator) -> EncodedRow:
+    def _resegment_with_dropout(self, row: EncodedRow, rng: np.random.Generator) -> EncodedRow:
         """Returns the row with its texts segmented differently. A truncated row, whose text has no end, stays."""
         if row.is_truncated or row.target is None:
             return row
         texts = (self.prompt_format.tokenizer.decode(ids.tolist()) for ids in (row.tokens, row.target))
-        pair = self.prompt_format.encode_pair(*(dropout(text, rng) for text in texts))
+        pair = self.prompt_format.encode_pair(*(self._dropout(text, rng) for text in texts))
         return replace(row, tokens=pair.source, target=pair.target)
 
     def encode(self, items: Sequence[LabelledRow]) -> list[EncodedRow]:
@@ -100,7 +97,12 @@ class TextToTextTask(Task):
     def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         loss, answers = self.validate(model, rows).loss, self.generate(model, rows)
         decoding = "greedy" if self._num_beams == 1 else f"beam search, {self._num_beams} beams, mean log-probability"
-        sentences = [] if self.labels else self._list_worst_and_best_texts(answers, rows)
+        sentences = []
+        if not self.labels:
+            scores = metrics.compute_chrf_scores(answers, [row.answer for row in rows])
+            sentences = list_worst_and_best_rows(
+                "chrf", scores, lambda i: (rows[i].number, self._decode_texts(rows[i]), rows[i].answer, answers[i])
+            )
         figures = self._compute_metrics(answers, rows)
         return Results(part, step, len(rows), loss, figures, [], self.labels, self.name, decoding, sentences=sentences)
 
@@ -144,13 +146,6 @@ class TextToTextTask(Task):
         ]
         return [text.strip() for text in texts] if self.prompt_format.chat is not None else texts
 
-    def _list_worst_and_best_texts(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
-        """Lists the worst and the best generated texts by their chrF, the worst first."""
-        scores = metrics.compute_chrf_scores(answers, [row.answer for row in rows])
-        return list_worst_and_best_rows(
-            "chrf", scores, lambda i: (rows[i].number, self._decode_texts(rows[i]), rows[i].answer, answers[i])
-        )
-
     def _compute_metrics(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> MetricValues:
         """Computes metrics of generated texts: as classes if there are labels, else BLEU and chrF (Post 2018)."""
         true = [row.answer for row in rows]
@@ -191,14 +186,3 @@ def format_target(item: LabelledRow) -> str | None:
     if isinstance(item.label, tuple):
         return SEPARATOR.join(item.label)
     return item.label if isinstance(item.label, str) else f"{item.label:g}"
-
-
-def _make_bpe_dropout(recipe: Recipe, prompt_format: PromptFormat) -> BpeDropout | None:
-    """Returns the BPE dropout of a recipe. Raises UsageError if rows are conversations."""
-    spec = recipe.tokenizer
-    if not isinstance(spec, BpeTokenizer) or not spec.dropout:
-        return None
-    if prompt_format.chat is not None:
-        what = "BPE dropout is for pairs, not for conversations"
-        raise UsageError(what, where="tokenizer.dropout", fix="set it to 0")
-    return BpeDropout(prompt_format.tokenizer, spec.dropout, recipe.seed)
