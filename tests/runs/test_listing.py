@@ -11,8 +11,8 @@ from lmtool.runs.listing import (
     collect_scores_by_test_set,
     read_evaluations,
     save_evaluation_unless_training_data,
-    summarize_run,
     summarize_all_runs,
+    summarize_run,
 )
 from tests.support.runs import MakeRun
 
