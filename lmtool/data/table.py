@@ -169,13 +169,11 @@ def open_table(
     delimiter = table_format.delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise UsageError(f"{quote(delimiter)} cannot be a delimiter", fix="one character, for example --delimiter ';'")
-    if source.startswith(HUB_PREFIX):
-        path, encoding, where = download_dataset(source, None), "UTF-8", quote(source)
-        ending = _find_table_suffix(path, source)
-    else:
-        path = _find_single_file(source)
-        where, ending = display_path(path), _find_table_suffix(path, source)
-        encoding = table_format.encoding or choose_encoding(path, fallback_encoding)
+    is_dataset = source.startswith(HUB_PREFIX)
+    path = download_dataset(source, None) if is_dataset else _find_single_file(source)
+    where = quote(source) if is_dataset else display_path(path)
+    ending = _find_table_suffix(path, source)
+    encoding = "UTF-8" if is_dataset else table_format.encoding or choose_encoding(path, fallback_encoding)
     annotated = {CONLL_SUFFIX: ConllFile, SQUAD_SUFFIX: SquadFile}
     if ending == SQUAD_SUFFIX and is_json_lines(path):
         ending = ".jsonl"

@@ -502,7 +502,7 @@ def has_related_texts(table: Table, requested: Data, allow_scores: bool) -> bool
 
 def _choose_annotated_columns(sample: TableSample, kind: RowKind, named: Data, labelled: bool) -> Columns:
     """Chooses the columns of sentences with tags, or of questions."""
-    names = {"texts": named.text_columns, "label": [named.label_column] if named.label_column else ()}
+    names = {"texts": named.text_columns, "label": [named.label_column] if labelled and named.label_column else ()}
     by_user = {role: columns for role, columns in names.items() if columns}
     found = sample.assign_columns_to_roles(ANNOTATED_ROLES[kind], labelled, by_user)
     _, texts, label = ANNOTATED_ROWS[kind]
@@ -510,8 +510,6 @@ def _choose_annotated_columns(sample: TableSample, kind: RowKind, named: Data, l
         raise _uninferable_columns_error(sample, {"--text-column": f"the {texts}"})
     if labelled and "label" not in found:
         raise _uninferable_columns_error(sample, {"--label-column": f"the {label}"})
-    if not labelled:
-        found.pop("label", None)
     return _make_columns(found, kind, tuple(by_user))
 
 
