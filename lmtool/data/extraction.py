@@ -115,11 +115,11 @@ def _read_brown_genres_and_sentences(files: Members) -> list[tuple[str, list[str
 
 def _make_brown_genre_rows(files: Members) -> list[TableRow]:
     """Makes passages of three sentences."""
-    return seeded_shuffle(
-        {"text": " ".join(sentences[i : i + 3]), "label": genre}
-        for genre, sentences in _read_brown_genres_and_sentences(files)
-        for i in range(0, len(sentences) - 2, 3)
-    )
+    rows = []
+    for genre, sentences in _read_brown_genres_and_sentences(files):
+        passages = (" ".join(sentences[i : i + 3]) for i in range(0, len(sentences) - 2, 3))
+        rows += [{"text": text, "label": genre} for text in passages]
+    return seeded_shuffle(rows)
 
 
 def _count_children_by_name_and_sex(files: Members) -> list[tuple[str, Counter[str]]]:

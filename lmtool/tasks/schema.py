@@ -301,22 +301,17 @@ ANNOTATED_ROLES: dict[RowKind, tuple[ColumnRole, ...]] = {
         ColumnRole("label", ("answers",), TableSample.has_answers),
     ),
 }
-SOURCE_TARGET_ROLES = [
+SOURCE_TARGET_ROLES: list[tuple[ColumnRole, ...]] = [
     (
         ColumnRole("texts", ("question",), TableSample.has_texts),
         ColumnRole("input", ("context",), TableSample.has_texts),
         ColumnRole("target", ("answer",), TableSample.has_free_texts),
-    ),
-    *(
-        (
-            ColumnRole("texts", (source,), TableSample.has_varying_texts),
-            ColumnRole(
-                "target", (to,), TableSample.has_free_texts if to == "answer" else TableSample.has_varying_texts
-            ),
-        )
-        for source, to in SOURCE_TARGET_NAMES
-    ),
+    )
 ]
+for _source, _target in SOURCE_TARGET_NAMES:
+    _accepts = TableSample.has_free_texts if _target == "answer" else TableSample.has_varying_texts
+    _roles = ColumnRole("texts", (_source,), TableSample.has_varying_texts), ColumnRole("target", (_target,), _accepts)
+    SOURCE_TARGET_ROLES.append(_roles)
 
 
 def _is_subsequence(short: Sequence[str], long: Sequence[str]) -> bool:
@@ -467,9 +462,8 @@ def _find_related_text_columns(sample: TableSample) -> tuple[str, ...]:
         return (*pair, *negatives)
     if pair := _find_language_pair_columns(sample):
         return pair
-    prose = sample.drop_columns_with_repeated_texts(
-        [name for name, cells in sample.cells.items() if are_certainly_texts(cells)]
-    )
+    prose = [name for name, cells in sample.cells.items() if are_certainly_texts(cells)]
+    prose = sample.drop_columns_with_repeated_texts(prose)
     differ = all(len(set(sample.cells[name])) > PROSE_SHARE * len(sample.cells[name]) for name in prose)
     return tuple(prose) if len(prose) == 2 and differ else ()
 

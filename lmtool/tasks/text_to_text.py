@@ -100,9 +100,11 @@ class TextToTextTask(Task):
         sentences = []
         if not self.labels:
             scores = metrics.compute_chrf_scores(answers, [row.answer for row in rows])
-            sentences = list_worst_and_best_rows(
-                "chrf", scores, lambda i: (rows[i].number, self._decode_texts(rows[i]), rows[i].answer, answers[i])
-            )
+
+            def get_row(i: int) -> tuple[int, str, str, str]:
+                return rows[i].number, self._decode_texts(rows[i]), rows[i].answer, answers[i]
+
+            sentences = list_worst_and_best_rows("chrf", scores, get_row)
         figures = self._compute_metrics(answers, rows)
         return Results(part, step, len(rows), loss, figures, [], self.labels, self.name, decoding, sentences=sentences)
 
