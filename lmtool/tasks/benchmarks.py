@@ -116,7 +116,7 @@ def load_lm_eval_tasks(
     for loaded in models_to_check:
         check_predicts_tokens(loaded)
         for name, task in opened["tasks"].items():
-            cannot_generate = task.OUTPUT_TYPE == "generate_until" and not TextGenerator(loaded).writes
+            cannot_generate = task.OUTPUT_TYPE == "generate_until" and not TextGenerator(loaded).is_left_to_right
             if cannot_generate or (task.OUTPUT_TYPE == "loglikelihood_rolling" and loaded.prompt_format.answers):
                 model = f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind}"
                 fix = "leave the task out, or name another model"
@@ -260,7 +260,7 @@ def evaluate_lm_eval_tasks(
     torch.manual_seed(FEWSHOT_SEED)
     for task in tasks["tasks"].values():
         task.set_fewshot_seed(FEWSHOT_SEED)
-    with loaded.joined() as loaded:
+    with loaded.join_processes() as loaded:
         model = lmeval.LmtoolModel(loaded, report)
         try:
             found = evaluate(model, dict(tasks), limit=max_rows_per_task, bootstrap_iters=0)

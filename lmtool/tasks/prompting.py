@@ -223,7 +223,7 @@ def evaluate_prompts(
     # Answers follow a space, or the whitespace at the end of the prompt.
     gaps = [" " * (text == text.rstrip()) for text in prompts]
     pairs = [[(text, gap + answer) for answer in answers.values()] for text, gap in zip(prompts, gaps, strict=True)]
-    with loaded.joined() as loaded:
+    with loaded.join_processes() as loaded:
         scored_PA = score_continuations(loaded, pairs, list(texts_by_name), report=report)
     total_PA = np.array([[one.total for one in scored] for scored in scored_PA])
     tokens_PA = np.array([[one.n_tokens for one in scored] for scored in scored_PA])
