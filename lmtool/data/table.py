@@ -169,13 +169,18 @@ def open_table(
     delimiter = table_format.delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise UsageError(f"{quote(delimiter)} cannot be a delimiter", fix="one character, for example --delimiter ';'")
-    if source.startswith(HUB_PREFIX):
-        path, encoding, where = download_dataset(source, None), "UTF-8", quote(source)
-        ending = _find_table_suffix(path, source)
-    else:
-        path = _find_single_file(source)
-        where, ending = display_path(path), _find_table_suffix(path, source)
-        encoding = table_format.encoding or choose_encoding(path, fallback_encoding)
+    is_dataset = source.startswith(HUB_PREFIX)
+    path = download_dataset(source, None) if is_dataset else _find_single_file(source)
+    where = quote(source) if is_dataset else display_path(path)
+    name = name_without_compression(path)
+    endings = (*ROW_FILE_SUFFIXES, CONLL_SUFFIX, SQUAD_SUFFIX)
+    ending = next(filter(name.endswith, endings), None)
+    if ending is None:
+        fix = f"rename it to the ending of its format: {', '.join(endings)}, or one of these with .gz or .zst"
+        if name.endswith((".xlsx", ".xls", ".ods")):
+            fix = "save the sheet as CSV (UTF-8)"
+        raise DataError("not a table by its name", where=quote(source, 200), fix=fix)
+    encoding = "UTF-8" if is_dataset else table_format.encoding or choose_encoding(path, fallback_encoding)
     annotated = {CONLL_SUFFIX: ConllFile, SQUAD_SUFFIX: SquadFile}
     if ending == SQUAD_SUFFIX and is_json_lines(path):
         ending = ".jsonl"
@@ -190,9 +195,9 @@ def open_table(
             raise DataError(what, where=where, fix="name a table with rows")
         raise DataError("the objects have no keys", where=where, fix="name a table with columns")
     first: dict[str, int] = {}
-    for number, name in enumerate(table.names, 1):
-        if first.setdefault(name, number) != number:
-            what = f"the header names {quote(name)} twice, in columns {first[name]} and {number}"
+    for number, column in enumerate(table.names, 1):
+        if first.setdefault(column, number) != number:
+            what = f"the header names {quote(column)} twice, in columns {first[column]} and {number}"
             raise DataError(what, where=where, fix="rename one of them")
     if next(file.read_records(), None) is None:
         what = f"the table has a header and no rows; columns: {quote_all(table.names)}"
@@ -208,17 +213,6 @@ def _find_single_file(source: str) -> Path:
         names = ", ".join(display_path(file) for file in files[:3])
         raise DataError(f"{len(files)} files, not one table: {names}", where=quote(source), fix="name one of them")
     return files[0]
-
-
-def _find_table_suffix(path: Path, source: str) -> str:
-    name = name_without_compression(path)
-    endings = (*ROW_FILE_SUFFIXES, CONLL_SUFFIX, SQUAD_SUFFIX)
-    if ending := next(filter(name.endswith, endings), None):
-        return ending
-    fix = f"rename it to the ending of its format: {', '.join(endings)}, or one of these with .gz or .zst"
-    if name.endswith((".xlsx", ".xls", ".ods")):
-        fix = "save the sheet as CSV (UTF-8)"
-    raise DataError("not a table by its name", where=quote(source, 200), fix=fix)
 
 
 def format_csv_or_conll_rows(

@@ -82,9 +82,8 @@ class VectorFile:
             n_numbers = _count_numbers_after_word(file.readline(MAX_LINE_BYTES))
             if n_numbers not in (None, width):
                 what = f"the header promises {width} numbers for each word, and the first word has {n_numbers}"
-                raise DataError(
-                    what, where=f"{display_path(path)}:2", fix="correct the header, or download the file again"
-                )
+                fix = "correct the header, or download the file again"
+                raise DataError(what, where=f"{display_path(path)}:2", fix=fix)
             return cls(path, width, n_words, is_binary=n_numbers is None)
 
     def read(self, words: Container[str]) -> WordVectors:

@@ -413,9 +413,8 @@ def _score_batch_sharing_prefix(
     if not state.can_rewind and len(set(prefix_lengths)) > 1:
         # padding changes a recurrent state
         runs = [list(run) for _, run in groupby(numbered, itemgetter(1))]
-        return [
-            scores for run in runs for scores in _score_batch_sharing_prefix(loaded, *map(list, zip(*run, strict=True)))
-        ]
+        alike = [tuple(map(list, zip(*run, strict=True))) for run in runs]
+        return [scores for run in alike for scores in _score_batch_sharing_prefix(loaded, *run)]
     hidden_BTD, state = model.forward_incremental(batch.tokens_BT, state)
     state = state.truncate_rows(prefix_lengths)
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))

@@ -110,11 +110,10 @@ def score_or_cross_validate_baseline(
         embed_texts: of the encoder that is fine-tuned, if any.
     """
     kind = cast(LabelMap, train.labels).kind
-    scores = (
-        _score_most_frequent_tags(train, held_out or train)
-        if kind == "tags"
-        else _score_constant_and_linear_models(train, held_out, embed_texts)
-    )
+    if kind == "tags":
+        scores = _score_most_frequent_tags(train, held_out or train)
+    else:
+        scores = _score_constant_and_linear_models(train, held_out, embed_texts)
     part = CROSS_VALIDATION if held_out is None else part
     return Baseline.model_validate({"kind": kind, "part": part, "rows": len(train), **scores})
 

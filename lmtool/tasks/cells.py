@@ -145,9 +145,8 @@ def parse_answers(cell: Any, context: str) -> tuple[AnswerSpan, ...]:
     if isinstance(cell, dict) and isinstance(texts := cell.get("text"), list):
         starts = cell.get("answer_start")
         if not isinstance(starts, list) or len(starts) != len(texts):
-            raise CellError(
-                "wrong type", "the answers differ in the number of text and answer_start", "write one for each answer"
-            )
+            what = "the answers differ in the number of text and answer_start"
+            raise CellError("wrong type", what, "write one for each answer")
         cell = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(cell, list) or not all(isinstance(one, dict) for one in cell):
         what = f"the answers are {'missing' if cell is None else type(cell).__name__}, not a list of objects"

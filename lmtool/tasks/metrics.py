@@ -264,9 +264,8 @@ def exact_match(predicted: str, answers: Sequence[str]) -> float:
 
 def compute_word_f1(predicted: str, answers: Sequence[str]) -> float:
     """Returns the best F1 of the normalized prediction's words and an answer's. Without answers it must be empty."""
-    return max(
-        _compute_token_f1(normalize_answer(predicted).split(), answer.split()) for answer in _normalize_answers(answers)
-    )
+    words = normalize_answer(predicted).split()
+    return max(_compute_token_f1(words, answer.split()) for answer in _normalize_answers(answers))
 
 
 def _normalize_answers(answers: Sequence[str]) -> list[str]:

@@ -224,9 +224,8 @@ class LabelPredictor:
 def build_trained_task(loaded: LoadedModel, task_name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
     """Builds the task that a model was fine-tuned on, with its calibration. See `build_task`."""
     figures = Run.open(loaded.run_path).results_by_task.get("", {})
-    return build_task(
-        with_saved_calibration(loaded.recipe, figures, loaded.step), loaded.prompt_format, task_name, columns, labels
-    )
+    recipe = with_saved_calibration(loaded.recipe, figures, loaded.step)
+    return build_task(recipe, loaded.prompt_format, task_name, columns, labels)
 
 
 def make_task_model(loaded: LoadedModel) -> TaskModel:

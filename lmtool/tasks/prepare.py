@@ -220,9 +220,8 @@ def read_and_encode_tables(
     """
     _refuse_unsuitable_tables(recipe, tasks)
     if not recipe.data.tasks:
-        recipe = recipe.with_unvalidated_values(
-            {"data": recipe.data.with_unvalidated_values(_to_recipe_column_keys(tasks[0].columns))}
-        )
+        data = recipe.data.with_unvalidated_values(_to_recipe_column_keys(tasks[0].columns))
+        recipe = recipe.with_unvalidated_values({"data": data})
     if tokenizer is None and isinstance(recipe.tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
     chat = None if tokenizer is None else PromptFormat.from_recipe(recipe, tokenizer).chat
@@ -248,13 +247,11 @@ def read_and_encode_tables(
     prompt_format = PromptFormat.from_recipe(recipe, tokenizer)
     rows = [texts.encode(recipe, prompt_format) for texts in texts_of_tasks]
     recipe = _with_steps_and_vocab_size(recipe, sum(round(task.weight * len(task.train)) for task in rows), tokenizer)
-    metric, spec, known_metrics = recipe.evaluation.metric, recipe.objective, ("loss", *rows[0].task.metrics)
-    if metric not in known_metrics:
-        labels_or_objective = (
-            f"labels of kind {spec.task}" if isinstance(spec, Classification) else f"objective {spec.kind}"
-        )
-        what, fix = f"the metric {metric} is not for {labels_or_objective}", f"use {' or '.join(known_metrics)}"
-        raise UsageError(what, where="evaluation.metric", fix=fix)
+    metric, spec, known = recipe.evaluation.metric, recipe.objective, ("loss", *rows[0].task.metrics)
+    if metric not in known:
+        kind_of = f"labels of kind {spec.task}" if isinstance(spec, Classification) else f"objective {spec.kind}"
+        what = f"the metric {metric} is not for {kind_of}"
+        raise UsageError(what, where="evaluation.metric", fix=f"use {' or '.join(known)}")
     splits = {texts.tables.name: texts.split for texts in texts_of_tasks if texts.split is not None}
     return recipe, TableData(
         prompt_format,
@@ -372,6 +369,5 @@ def _with_steps_and_vocab_size(recipe: Recipe, n_rows: int, tokenizer: Tokenizer
         steps_per_epoch = n_rows / training.batch_size
         every = max(round(epochs * steps_per_epoch), math.ceil(steps / MAX_VALIDATIONS))
     vocab_size = tokenizer.resolve_embedding_rows(recipe.model.vocab_size)
-    return recipe.with_unvalidated_values(
-        {"training.steps": steps, "evaluation.every": every, "model.vocab_size": vocab_size}
-    )
+    values = {"training.steps": steps, "evaluation.every": every, "model.vocab_size": vocab_size}
+    return recipe.with_unvalidated_values(values)

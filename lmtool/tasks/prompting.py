@@ -90,16 +90,15 @@ class PromptTemplate:
             if has_text_field and len(named) > 1:
                 raise self._error("has {text}, but a row has several texts", columns_hint)
             return Columns(tuple(named))
-        names_label, others_have_label = (
-            any(normalize_name(name) in LABEL_NAMES for name in names) for names in (named, others)
-        )
+        names_label = any(normalize_name(name) in LABEL_NAMES for name in named)
+        others_have_label = any(normalize_name(name) in LABEL_NAMES for name in others)
         label_column = read_options.label_column and find_matching_column(read_options.label_column, table.names)
         label_fix = f"name the label's column with --label-column; {columns_hint}"
         if label_column in named or (label_column is None and names_label and not others_have_label):
             raise self._error("holds the label", label_fix)
-        columns = choose_columns(
-            table, read_options.with_unvalidated_values({"text_columns": tuple(named)}) if named else read_options
-        )
+        if named:
+            read_options = read_options.with_unvalidated_values({"text_columns": tuple(named)})
+        columns = choose_columns(table, read_options)
         if has_text_field and (named or len(columns.texts) > 1):
             raise self._error("has {text}, but a row has several texts", columns_hint)
         if columns.label is None:

@@ -125,8 +125,19 @@ class SpanTask(Task):
             return [self._find_best_and_null_span(windows[i], scores_T2) for i, scores_T2 in pairs]
 
         evaluated = model.evaluate(rows, find_best_spans)
-        pairs = groupby(zip(windows, evaluated.arrays, strict=True), key=lambda pair: pair[0].number)
-        return [_choose_best_answer(list(group)) for _, group in pairs], evaluated.loss
+        answers = []
+        for _, group in groupby(zip(windows, evaluated.arrays, strict=True), key=lambda pair: pair[0].number):
+            windows_and_spans = list(group)
+            window, (best, start, stop, _) = max(windows_and_spans, key=lambda pair: float(pair[1][0]))
+            null = min(float(scores[3]) for _, scores in windows_and_spans)
+            if not np.isfinite(best):
+                answers.append(ExtractedAnswer("", 0, np.inf))
+                continue
+            first, last = int(window.characters_N2[int(start), 0]), int(window.characters_N2[int(stop), 1])
+            text = window.item.texts[1][first:last]
+            first += len(text) - len(text.lstrip())
+            answers.append(ExtractedAnswer(text.strip(), first, null - float(best)))
+        return answers, evaluated.loss
 
     def _find_best_and_null_span(self, window: ContextWindow, scores_T2: Floats) -> Floats:
         """Returns the score of the best span of a window, its first and last token, and the score of the null span."""
@@ -207,21 +218,6 @@ def _find_token_span(answer: AnswerSpan, characters_N2: NDArray[np.int64]) -> tu
     inside_N = (characters_N2[:, 1] > answer.start) & (characters_N2[:, 0] < answer.start + len(answer.text))
     tokens = np.flatnonzero(inside_N).tolist()
     return (tokens[0], tokens[-1]) if tokens else None
-
-
-def _choose_best_answer(windows_and_spans: Sequence[tuple[ContextWindow, Floats]]) -> ExtractedAnswer:
-    """Returns the best span over the windows of a question.
-
-    windows_and_spans: each window with the result of `_find_best_and_null_span`.
-    """
-    window, (best, start, stop, _) = max(windows_and_spans, key=lambda pair: float(pair[1][0]))
-    null = min(float(scores[3]) for _, scores in windows_and_spans)
-    if not np.isfinite(best):
-        return ExtractedAnswer("", 0, np.inf)
-    context = window.item.texts[1]
-    first, last = int(window.characters_N2[int(start), 0]), int(window.characters_N2[int(stop), 1])
-    text = context[first:last]
-    return ExtractedAnswer(text.strip(), first + len(text) - len(text.lstrip()), null - float(best))
 
 
 def _get_questions(rows: Sequence[EncodedRow]) -> list[LabelledRow]:

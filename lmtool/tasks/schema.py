@@ -301,22 +301,17 @@ ANNOTATED_ROLES: dict[RowKind, tuple[ColumnRole, ...]] = {
         ColumnRole("label", ("answers",), TableSample.has_answers),
     ),
 }
-SOURCE_TARGET_ROLES = [
+SOURCE_TARGET_ROLES: list[tuple[ColumnRole, ...]] = [
     (
         ColumnRole("texts", ("question",), TableSample.has_texts),
         ColumnRole("input", ("context",), TableSample.has_texts),
         ColumnRole("target", ("answer",), TableSample.has_free_texts),
-    ),
-    *(
-        (
-            ColumnRole("texts", (source,), TableSample.has_varying_texts),
-            ColumnRole(
-                "target", (to,), TableSample.has_free_texts if to == "answer" else TableSample.has_varying_texts
-            ),
-        )
-        for source, to in SOURCE_TARGET_NAMES
-    ),
+    )
 ]
+for _source, _target in SOURCE_TARGET_NAMES:
+    _accepts = TableSample.has_free_texts if _target == "answer" else TableSample.has_varying_texts
+    _roles = ColumnRole("texts", (_source,), TableSample.has_varying_texts), ColumnRole("target", (_target,), _accepts)
+    SOURCE_TARGET_ROLES.append(_roles)
 
 
 def _is_subsequence(short: Sequence[str], long: Sequence[str]) -> bool:
@@ -467,9 +462,8 @@ def _find_related_text_columns(sample: TableSample) -> tuple[str, ...]:
         return (*pair, *negatives)
     if pair := _find_language_pair_columns(sample):
         return pair
-    prose = sample.drop_columns_with_repeated_texts(
-        [name for name, cells in sample.cells.items() if are_certainly_texts(cells)]
-    )
+    prose = [name for name, cells in sample.cells.items() if are_certainly_texts(cells)]
+    prose = sample.drop_columns_with_repeated_texts(prose)
     differ = all(len(set(sample.cells[name])) > PROSE_SHARE * len(sample.cells[name]) for name in prose)
     return tuple(prose) if len(prose) == 2 and differ else ()
 
@@ -502,7 +496,7 @@ def has_related_texts(table: Table, requested: Data, allow_scores: bool) -> bool
 
 def _choose_annotated_columns(sample: TableSample, kind: RowKind, named: Data, labelled: bool) -> Columns:
     """Chooses the columns of sentences with tags, or of questions."""
-    names = {"texts": named.text_columns, "label": [named.label_column] if named.label_column else ()}
+    names = {"texts": named.text_columns, "label": [named.label_column] if labelled and named.label_column else ()}
     by_user = {role: columns for role, columns in names.items() if columns}
     found = sample.assign_columns_to_roles(ANNOTATED_ROLES[kind], labelled, by_user)
     _, texts, label = ANNOTATED_ROWS[kind]
@@ -510,8 +504,6 @@ def _choose_annotated_columns(sample: TableSample, kind: RowKind, named: Data, l
         raise _uninferable_columns_error(sample, {"--text-column": f"the {texts}"})
     if labelled and "label" not in found:
         raise _uninferable_columns_error(sample, {"--label-column": f"the {label}"})
-    if not labelled:
-        found.pop("label", None)
     return _make_columns(found, kind, tuple(by_user))
 
 
@@ -573,20 +565,34 @@ def _choose_source_target_columns(sample: TableSample, named: Data, labelled: bo
 
 
 def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool) -> Columns:
+    """Chooses the columns of texts and of their label by name, else by cells.
+
+    Raises DataError if a column with the name of a text holds lists or objects, and as `choose_columns` does.
+    """
     texts, label, ignored = named.text_columns, named.label_column, tuple[str, ...]()
     reasons = dict.fromkeys((*texts, *filter(None, [label])), BY_USER)
     if labelled and label is None and (label := _find_label_column_by_name(sample, texts)):
         reasons[label] = BY_NAME
     if not texts:
-        if labelled:
-            _refuse_lists_as_texts(sample, label)
+        usual = {*TEXT_NAMES, *chain(*TEXT_PAIR_NAMES, *SOURCE_TARGET_NAMES)} - {*LABEL_NAMES}
+        for name in set(sample.names) - {label} if labelled else ():
+            is_usual = normalize_name(name) in usual or normalize_name(name).removesuffix("s") in usual
+            if is_usual and any(isinstance(cell, list | dict) for cell in sample.filled_cells(name)):
+                what = f"{quote(name)} holds lists or objects, not texts"
+                fix = "name the texts with --text-column, and the label with --label-column"
+                raise DataError(what, where=display_path(sample.table.path), fix=fix)
         texts, ignored = _find_read_and_ignored_text_columns_by_name(sample, label, labelled)
         if labelled and label is None and ignored and len(texts) == 1 and normalize_name(texts[0]) not in TEXT_NAMES:
             texts = ()  # either column may be the text
         reasons = dict.fromkeys(texts, BY_NAME) | reasons
     if not texts:
-        texts = _find_text_columns_by_cells(sample, label)
-        reasons |= dict.fromkeys(texts, "holds sentences")
+        prose = [name for name, cells in sample.cells.items() if name != label and are_certainly_texts(cells)]
+        prose.sort(key=lambda name: sum(map(len, map(str, sample.cells[name]))))
+        prose = sample.drop_columns_with_repeated_texts(prose)
+        # With a header a column of prose may be about another one, and is then named.
+        if len(prose) <= 1 or not sample.has_header:
+            texts = tuple(name for name in sample.names if name in prose)
+            reasons |= dict.fromkeys(texts, "holds sentences")
     if labelled and label is None:
         label, reason = _find_label_column_by_cells(sample, texts)
         reasons |= {label: reason} if label else {}
@@ -633,27 +639,6 @@ def _find_other_texts(sample: TableSample, read: Sequence[str]) -> tuple[str, ..
     prose = (name for name, cells in sample.cells.items() if name not in read and are_certainly_texts(cells))
     n_read = len(sample.drop_columns_with_repeated_texts(read))
     return tuple(sample.drop_columns_with_repeated_texts([*read, *prose])[n_read:])
-
-
-def _refuse_lists_as_texts(sample: TableSample, label: str | None) -> None:
-    """Raises DataError if a column with the name of a text holds lists or objects."""
-    usual = {*TEXT_NAMES, *chain(*TEXT_PAIR_NAMES, *SOURCE_TARGET_NAMES)} - {*LABEL_NAMES}
-    for name in set(sample.names) - {label}:
-        is_usual = normalize_name(name) in usual or normalize_name(name).removesuffix("s") in usual
-        if is_usual and any(isinstance(cell, list | dict) for cell in sample.filled_cells(name)):
-            what = f"{quote(name)} holds lists or objects, not texts"
-            fix = "name the texts with --text-column, and the label with --label-column"
-            raise DataError(what, where=display_path(sample.table.path), fix=fix)
-
-
-def _find_text_columns_by_cells(sample: TableSample, label: str | None) -> tuple[str, ...]:
-    """Finds the column of prose; several only if the table has no header, because one may be about another."""
-    prose = [name for name, cells in sample.cells.items() if name != label and are_certainly_texts(cells)]
-    prose.sort(key=lambda name: sum(map(len, map(str, sample.cells[name]))))
-    prose = sample.drop_columns_with_repeated_texts(prose)
-    if len(prose) > 1 and sample.has_header:
-        return ()
-    return tuple(name for name in sample.names if name in prose)
 
 
 def _can_be_label(sample: TableSample, name: str) -> bool:

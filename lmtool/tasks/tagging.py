@@ -109,13 +109,11 @@ class TaggingTask(Task):
         for i in worst:
             words = cast(TaggedRow, rows[i]).words
             true_spans, predicted_spans = self.find_spans(true[i]), self.find_spans(predicted[i])
-            missed, wrong = (
-                ", ".join(
-                    f"{tag} {' '.join(words[start:stop])}"
-                    for tag, start, stop in sorted(spans, key=lambda span: span[1])
-                )
-                for spans in (true_spans - predicted_spans, predicted_spans - true_spans)
-            )
+            listed_spans = []
+            for spans in (true_spans - predicted_spans, predicted_spans - true_spans):
+                in_order = sorted(spans, key=lambda span: span[1])
+                listed_spans.append(", ".join(f"{tag} {' '.join(words[i:stop])}" for tag, i, stop in in_order))
+            missed, wrong = listed_spans
             text = " ".join(words)[:MAX_TEXT_CHARACTERS]
             listed.append({"row": rows[i].number, "label": missed, "predicted": wrong, "text": text})
         return Results(part, step, len(rows), loss, self.compute_metrics(true, predicted), listed, self.labels)

@@ -186,9 +186,8 @@ class Task(ABC):
         tokenizer = self.prompt_format.tokenizer
         between = tokenizer.special_ids - {tokenizer.unk_id}
         parts = groupby(row.tokens.tolist(), key=between.__contains__)
-        return "\n".join(tokenizer.decode(list(part)) for is_between, part in parts if not is_between)[
-            :MAX_TEXT_CHARACTERS
-        ]
+        text = "\n".join(tokenizer.decode(list(part)) for is_between, part in parts if not is_between)
+        return text[:MAX_TEXT_CHARACTERS]
 
     def _encode_texts(self, texts: Sequence[Sequence[str]]) -> Iterator[list[NDArray[np.int64]]]:
         """Yields the token ids of the texts of each row."""

@@ -100,9 +100,11 @@ class TextToTextTask(Task):
         sentences = []
         if not self.labels:
             scores = metrics.compute_chrf_scores(answers, [row.answer for row in rows])
-            sentences = list_worst_and_best_rows(
-                "chrf", scores, lambda i: (rows[i].number, self._decode_texts(rows[i]), rows[i].answer, answers[i])
-            )
+
+            def get_row(i: int) -> tuple[int, str, str, str]:
+                return rows[i].number, self._decode_texts(rows[i]), rows[i].answer, answers[i]
+
+            sentences = list_worst_and_best_rows("chrf", scores, get_row)
         figures = self._compute_metrics(answers, rows)
         return Results(part, step, len(rows), loss, figures, [], self.labels, self.name, decoding, sentences=sentences)
 
@@ -117,34 +119,27 @@ class TextToTextTask(Task):
         """
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))
         groups = [order[start : start + GENERATION_BATCH_ROWS] for start in range(0, len(order), GENERATION_BATCH_ROWS)]
+        beams, prompt_format = self._num_beams, self.prompt_format
+        max_rows = GENERATION_BATCH_ROWS * beams
         texts: dict[int, NDArray[np.uint8]] = {}
         for n in model.compute.world.own_items(len(groups)):
-            written = self._generate_batch(model, [rows[i].tokens.tolist() for i in groups[n]])
-            texts |= {i: np.frombuffer(text.encode(), np.uint8) for i, text in zip(groups[n], written, strict=True)}
+            sources = [rows[i].tokens.tolist() for i in groups[n]]
+            max_new_tokens = prompt_format.max_answer_tokens(len(sources[-1]))
+            params = SamplingParams("greedy", max_new_tokens=max_new_tokens)
+            if beams > 1:
+                params = SamplingParams("beam", num_beams=beams, num_return=beams, max_new_tokens=max_new_tokens)
+            prompts = [prompt_format.make_answer_prompt(source) for source in sources]
+            hypotheses: list[list[str]] = []
+            with model.compute.autocast():
+                for one in complete(model.lm, prompts, params, prompt_format, overflow="cut", max_rows=max_rows):
+                    if one.sample == 0:
+                        hypotheses.append([])
+                    hypotheses[-1].append(one.text)
+            for i, source, some in zip(groups[n], sources, hypotheses, strict=True):
+                text = choose_hypothesis_without_repeats(some, prompt_format.tokenizer.decode(source))
+                text = text if prompt_format.chat is None else text.strip()
+                texts[i] = np.frombuffer(text.encode(), np.uint8)
         return [text.tobytes().decode() for text in model.compute.world.gather_arrays(texts, len(rows), np.uint8)]
-
-    def _generate_batch(self, model: TaskModel, sources: Sequence[list[int]]) -> list[str]:
-        """Generates the text of each source of a batch, the last of which is the longest."""
-        beams, max_new_tokens = self._num_beams, self.prompt_format.max_answer_tokens(len(sources[-1]))
-        params = SamplingParams("greedy", max_new_tokens=max_new_tokens)
-        if beams > 1:
-            params = SamplingParams("beam", num_beams=beams, num_return=beams, max_new_tokens=max_new_tokens)
-        max_rows = GENERATION_BATCH_ROWS * beams
-        prompts = [self.prompt_format.make_answer_prompt(source) for source in sources]
-        hypotheses: list[list[str]] = []
-        with model.compute.autocast():
-            for completion in complete(
-                model.lm, prompts, params, self.prompt_format, overflow="cut", max_rows=max_rows
-            ):
-                if completion.sample == 0:
-                    hypotheses.append([])
-                hypotheses[-1].append(completion.text)
-        decode = self.prompt_format.tokenizer.decode
-        texts = [
-            choose_hypothesis_without_repeats(some, decode(source))
-            for some, source in zip(hypotheses, sources, strict=True)
-        ]
-        return [text.strip() for text in texts] if self.prompt_format.chat is not None else texts
 
     def _compute_metrics(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> MetricValues:
         """Computes metrics of generated texts: as classes if there are labels, else BLEU and chrF (Post 2018)."""
