@@ -35,13 +35,14 @@ def find_run(reference: str) -> FoundRun:
     recently. RUN@STEP and RUN/checkpoints/step-N name a checkpoint of any such run.
     Raises CheckpointError when there is none, naming similar ones.
     """
-    run = _open_run(reference)
-    if run is not None:
-        return FoundRun(run, None)
+    folder = _find_run_directory_or_none(reference)
+    if folder is not None:
+        return FoundRun(Run.open(folder), None)
     for pattern in (_AT_STEP, _STEP_FOLDER):
-        if (match := pattern.fullmatch(reference.replace(os.sep, "/"))) and (run := _open_run(match[1])) is not None:
-            path = run.path / CHECKPOINTS / checkpoints.step_folder_name(int(match[2]))
-            return FoundRun(run, _check_checkpoint_exists(path))
+        match = pattern.fullmatch(reference.replace(os.sep, "/"))
+        if match and (folder := _find_run_directory_or_none(match[1])) is not None:
+            path = folder / CHECKPOINTS / checkpoints.step_folder_name(int(match[2]))
+            return FoundRun(Run.open(folder), _check_checkpoint_exists(path))
     resolved = Path(os.path.realpath(reference))
     if resolved.parent.name == CHECKPOINTS and os.path.exists(resolved.parent.parent / RUN_INFO_FILE):
         return FoundRun(Run.open(resolved.parent.parent), _check_checkpoint_exists(resolved))
@@ -91,11 +92,6 @@ MIN_NAME_SIMILARITY = 0.6
 _DATE_OR_SUFFIX = re.compile(r"^\d{4}-\d\d-\d\d-|-[0-9a-f]{4}$")
 _AT_STEP = re.compile(r"(.+)@([0-9]{1,12})", re.DOTALL)
 _STEP_FOLDER = re.compile(rf"(.+?)/+{CHECKPOINTS}/+step-([0-9]{{1,12}})/*", re.DOTALL)
-
-
-def _open_run(reference: str) -> Run | None:
-    path = _find_run_directory_or_none(reference)
-    return None if path is None else Run.open(path)
 
 
 def _find_run_directory_or_none(reference: str) -> Path | None:

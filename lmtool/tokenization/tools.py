@@ -266,7 +266,9 @@ class ToolCallParser:
         self._begin = re.compile(rf"{begin}\s*+(?={{)" if begin else opening)
         self._more = re.compile(r"(?!)" if syntax.between is None else rf"\s*+{more}\s*+(?={{)")
         self._end = re.compile(rf"\s*+(?:{end})?\s*+")
-        self._begun = re.compile(rf"\s*+(?:{_pattern_of_prefixes(syntax.begin)})?\s*+\Z|{opening}")
+        solid = "".join(syntax.begin.split())
+        prefixes = "|".join(_pattern_ignoring_space(solid[:n]) for n in range(len(solid), 0, -1))
+        self._begun = re.compile(rf"\s*+(?:{prefixes})?\s*+\Z|{opening}")
         self._answer, self._n_shown, self._n_calls = "", 0, 0
 
     def push(self, text: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
@@ -302,9 +304,3 @@ class ToolCallParser:
 def _pattern_ignoring_space(text: str) -> str:
     """Returns a pattern that matches a text with any white space in it."""
     return r"\s*".join(map(re.escape, "".join(text.split())))
-
-
-def _pattern_of_prefixes(text: str) -> str:
-    """Returns a pattern that matches each prefix of a text, the longest first."""
-    solid = "".join(text.split())
-    return "|".join(_pattern_ignoring_space(solid[:n]) for n in range(len(solid), 0, -1))
