@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ from lmtool.model.heads import Classifier
 from lmtool.model.language_model import evaluation_mode
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.printable import format_count
-from lmtool.recipe.spec.objective import Classification
-from lmtool.tasks.baseline import compute_main_metric
+from lmtool.tasks.baseline import LABEL_KIND_METRICS, compute_main_metric
+from lmtool.tasks.labels import LabelKind
 
 PENALTIES = (1e4, 10.0, 1.0, 0.3, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 """Values of l2 that cross-validation chooses from. With the first one a head that starts as naive Bayes stays naive
@@ -71,18 +71,19 @@ than they compute."""
 class HeadFitSummary:
     """The result of fitting a head.
 
-    loss: mean over rows. l2: as in the recipe. n_rows: number of rows that it was fitted to. score: headline metric in
-    cross-validation; None if the penalty was given.
+    loss: mean over rows. l2: as in the recipe. n_rows: number of rows that it was fitted to. score: headline metric, of
+    the name `metric`, in cross-validation; None if the penalty was given.
     """
 
     loss: float
     l2: float
     n_rows: int
     score: float | None
+    metric: str
 
-    def describe(self, metric: str) -> str:
-        """Returns a line about the fit. metric: name of the score."""
-        choice = "" if self.score is None else f", chosen by cross-validation: {metric} {self.score:.4f}"
+    def describe(self) -> str:
+        """Returns a line about the fit."""
+        choice = "" if self.score is None else f", chosen by cross-validation: {self.metric} {self.score:.4f}"
         return f"head: fitted to {format_count(self.n_rows, 'row')} by L-BFGS, l2 {self.l2:g}{choice}"
 
 
@@ -127,13 +128,6 @@ class RowBasis(NamedTuple):
     to_row_weights_CRR: Floats
 
 
-class HeadWeightsWithLoss(NamedTuple):
-    """The weights at a minimum, with the biases as their last row (F + 1, C), and the mean loss of the rows there."""
-
-    weight_FC: Floats
-    mean_loss: float
-
-
 class ScoreFactorWithLoss(NamedTuple):
     """A factor on scores, and the summed loss of the rows with it."""
 
@@ -157,9 +151,9 @@ class HeadFittingProblem:
     from_naive_bayes: bool
 
     @property
-    def spec(self) -> Classification:
-        """The recipe of the objective."""
-        return self.objective.spec
+    def kind(self) -> LabelKind:
+        """The kind of labels."""
+        return cast(LabelKind, self.objective.spec.task)
 
     @property
     def n_rows(self) -> int:
@@ -171,7 +165,7 @@ class HeadFittingProblem:
         """Targets of the scores: multi-hot labels, or numbers."""
         if self.labels.labels_B is not None:
             class_R: NDArray[np.int64] = self.labels.labels_B.numpy()
-            return np.asarray(np.eye(len(self.spec.labels))[class_R])
+            return np.asarray(np.eye(len(self.objective.spec.labels))[class_R])
         return np.asarray(self.labels.values_BC, dtype=np.float64)
 
     @cached_property
@@ -183,9 +177,13 @@ class HeadFittingProblem:
 
     def select_rows(self, rows: NDArray[np.int64]) -> "HeadFittingProblem":
         """Returns the problem of some of the rows."""
-        return replace(
-            self, features=self.features[rows], labels=_select_label_rows(self.labels, torch.from_numpy(rows))
+        labels_B, values_BC, row_K = self.labels.labels_B, self.labels.values_BC, torch.from_numpy(rows)
+        labels = replace(
+            self.labels,
+            labels_B=None if labels_B is None else labels_B[row_K],
+            values_BC=None if values_BC is None else values_BC[row_K],
         )
+        return replace(self, features=self.features[rows], labels=labels)
 
     @cached_property
     def singleton_merging_matrix_FG(self) -> Any:
@@ -232,7 +230,7 @@ class HeadFittingProblem:
     @cached_property
     def loss_curvature_C(self) -> Floats:
         """Approximate second derivative of the loss of a row by each score: the variance of its targets."""
-        factor = 2.0 if self.spec.task == "number" else 1.0
+        factor = 2.0 if self.kind == "number" else 1.0
         # a single score is that of the second class
         target_RC = self.target_RC[:, -self.model.head.out_features :]
         return np.asarray(factor * np.maximum(target_RC.var(0), 1 / self.n_rows))
@@ -266,9 +264,10 @@ class HeadFittingProblem:
             int(np.count_nonzero(features)) if isinstance(features, np.ndarray) else features.nnz,
         )
 
-    def minimize(self, l2: float, start_FC: Floats | None = None, tolerance: float = TOLERANCE) -> HeadWeightsWithLoss:
+    def minimize(self, l2: float, start_FC: Floats | None = None, tolerance: float = TOLERANCE) -> tuple[Floats, float]:
         """Searches for the weights of the smallest loss by L-BFGS.
 
+        Returns the weights, with the biases as their last row (F + 1, C), and the mean loss of the rows with them.
         start_FC: initial weights. The search is for the weights' difference from their origin, in units in which the
         loss has about the same curvature in all directions.
         """
@@ -329,15 +328,9 @@ class HeadFittingProblem:
             torch.no_grad(),
             nullcontext() if linear.n_products * n_scores > MIN_THREADED_PRODUCTS else _single_thread(),
         ):
-            loss = compute_total()
-            for _ in range(MAX_ITERATIONS // ITERATIONS_PER_CHECK):
-                before, _ = loss, search.step(compute_total)  # type: ignore[no-untyped-call]
-                loss = compute_total()
-                if before - loss <= tolerance * self.n_rows:
-                    break
+            loss = _search_until_converged_(search, compute_total, tolerance * self.n_rows)
         found = away_FC.double().numpy()
-        weights = np.concatenate((expand(found[:-1]) + self.from_naive_bayes, found[-1:]))
-        return HeadWeightsWithLoss(weights, loss / self.n_rows)
+        return np.concatenate((expand(found[:-1]) + self.from_naive_bayes, found[-1:])), loss / self.n_rows
 
     def compute_scores(self, weight_FC: Floats, features: Any) -> Floats:
         """Computes the scores (R, C) of other rows by weights that `minimize` returned."""
@@ -355,15 +348,11 @@ class HeadFittingProblem:
         """
         rows = np.random.default_rng(seed).permutation(self.n_rows)[:MAX_PENALTY_ROWS]
         is_many = len(rows) > MANY_PENALTY_ROWS
-        folds = (
-            list(self._split_folds(rows, seed, N_DIVISIONS if len(rows) < FEW_PENALTY_ROWS else 1))
-            if len(rows) > 1
-            else []
-        )
-        folds = folds[: 1 if is_many else None]
         best, min_loss = ChosenPenalty(1.0, self.from_naive_bayes), float("inf")
-        if not folds:
+        if len(rows) < 2:
             return best
+        folds = list(self._split_folds(rows, seed, N_DIVISIONS if len(rows) < FEW_PENALTY_ROWS else 1))
+        folds = folds[: 1 if is_many else None]
         held_out = self.select_rows(np.concatenate([other for _, other in folds]))
         for from_naive_bayes in (True, False) if self.from_naive_bayes and not is_many else (self.from_naive_bayes,):
             parts = [
@@ -375,12 +364,13 @@ class HeadFittingProblem:
             for l2 in PENALTIES if from_naive_bayes else PENALTIES[2:]:
                 scores = []
                 for i, (part, (_, other)) in enumerate(zip(parts, folds, strict=True)):
-                    weight_FC = weights[i] = part.minimize(l2, weights[i], ROUGH_TOLERANCE).weight_FC
+                    weight_FC, _ = part.minimize(l2, weights[i], ROUGH_TOLERANCE)
+                    weights[i] = weight_FC
                     scores.append(part.compute_scores(weight_FC, self.features[other]))
                 scores_RC = np.concatenate(scores)
                 factor, loss = held_out.fit_score_factor(scores_RC)
                 if loss < min_loss:
-                    score, min_loss = compute_main_metric(held_out.target_RC, scores_RC, self._kind), loss
+                    score, min_loss = compute_main_metric(held_out.target_RC, scores_RC, self.kind), loss
                     best = ChosenPenalty(l2, from_naive_bayes, factor, loss / held_out.n_rows, score, weight_FC)
                 if l2 < 1 and loss > before:
                     break
@@ -402,14 +392,10 @@ class HeadFittingProblem:
             scaled_RC = torch.from_numpy(scores_RC * np.exp(log_factor))
             return self.objective.head_loss(self.model, scaled_RC, self.labels).total.item()
 
-        if self._kind == "number":
+        if self.kind == "number":
             return ScoreFactorWithLoss(1.0, loss(0.0))
         best = minimize_scalar(loss, bounds=(-MAX_LOG_FACTOR, MAX_LOG_FACTOR), method="bounded")
         return ScoreFactorWithLoss(float(np.exp(best.x)), float(best.fun))
-
-    @property
-    def _kind(self) -> Any:
-        return self.spec.task
 
     def _split_folds(
         self, rows: NDArray[np.int64], seed: int, n_repeats: int
@@ -421,7 +407,7 @@ class HeadFittingProblem:
         smallest_class = int(np.unique(class_R, return_counts=True)[1].min())
         for division in range(n_repeats):
             options: dict[str, Any] = {"shuffle": True, "random_state": seed % 2**31 + division}
-            stratified = self._kind == "class" and smallest_class > 1
+            stratified = self.kind == "class" and smallest_class > 1
             folds = (
                 StratifiedKFold(min(n_folds, smallest_class), **options) if stratified else KFold(n_folds, **options)
             )
@@ -487,7 +473,7 @@ class ModelHeadFitter:
         head.weight[:, self.used_F] = weight_CF.to(head.weight)
         if head.bias is not None:
             head.bias.copy_(torch.from_numpy(weights[-1]))
-        return HeadFitSummary(loss, choice.l2, problem.n_rows, choice.score)
+        return HeadFitSummary(loss, choice.l2, problem.n_rows, choice.score, LABEL_KIND_METRICS[problem.kind])
 
 
 def fit_head_(
@@ -533,32 +519,33 @@ def fit_layer_mix_(model: Classifier, objective: ClassificationObjective, batche
         mixed_RF = torch.einsum("l,lrf->rf", scalars_L.softmax(0), layers_LRF)
         return mixed_RF, mixed_RF.square().sum(1).mean().rsqrt()
 
-    def compute_total() -> Tensor:
+    def compute_total() -> float:
         search.zero_grad()
         mixed_RF, gamma = mix_layers()
         scores_RC = model.expand_single_score(gamma * mixed_RF @ weight_FC + bias_C)
         loss = objective.head_loss(model, scores_RC, labels, is_training=True).total
         total = loss + (l2 * weight_FC.square().sum() + MIX_PENALTY * n_rows * scalars_L.square().sum()) / 2
         total.backward()  # type: ignore[no-untyped-call]
-        return total
+        return total.item()
 
     with torch.enable_grad():
-        total = compute_total().item()
-        for _ in range(MAX_ITERATIONS // ITERATIONS_PER_CHECK):
-            before, _ = total, search.step(compute_total)  # type: ignore[no-untyped-call]
-            total = compute_total().item()
-            if before - total <= ROUGH_TOLERANCE * n_rows:
-                break
+        _search_until_converged_(search, compute_total, ROUGH_TOLERANCE * n_rows)
     with torch.no_grad():
         model.mix.scalars_L.copy_(scalars_L)
         model.mix.gamma.copy_(mix_layers()[1])
 
 
-def cross_validate_head_penalty(
-    model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], seed: int
-) -> ChosenPenalty:
-    """Chooses the penalty of the head of a model by cross-validation, without fitting it."""
-    return ModelHeadFitter.from_batches(model, objective, batches).problem.choose_penalty(seed)
+def _search_until_converged_(
+    search: torch.optim.LBFGS, compute_total: Callable[[], float], min_decrease: float
+) -> float:
+    """Searches until ITERATIONS_PER_CHECK iterations decrease the total by no more than `min_decrease`; returns it."""
+    total = compute_total()
+    for _ in range(MAX_ITERATIONS // ITERATIONS_PER_CHECK):
+        before, _ = total, search.step(compute_total)  # type: ignore[no-untyped-call]
+        total = compute_total()
+        if before - total <= min_decrease:
+            break
+    return total
 
 
 def _to_dense_or_csr_tensor(features: Any) -> Tensor:
@@ -605,13 +592,4 @@ def _concatenate_labels(batches: Sequence[Batch]) -> Batch:
         torch.zeros(0, 0, dtype=torch.int64),
         labels_B=torch.cat(labels) if labels else None,
         values_BC=torch.cat(values).double() if values else None,
-    )
-
-
-def _select_label_rows(labels: Batch, rows: Tensor) -> Batch:
-    """Returns the labels of some rows."""
-    return replace(
-        labels,
-        labels_B=None if labels.labels_B is None else labels.labels_B[rows],
-        values_BC=None if labels.values_BC is None else labels.values_BC[rows],
     )

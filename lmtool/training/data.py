@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -403,22 +402,16 @@ def make_prompt_from_beginning(store: TokenStore, tokenizer: Tokenizer, skip_par
     return prompt.strip()
 
 
-class RecipeWithTextData(NamedTuple):
-    """A text, and its recipe with the vocabulary size and how the text is divided."""
-
-    recipe: Recipe
-    data: TextData
-
-
 def tokenize_training_text(
     recipe: Recipe,
     tokenizer: Tokenizer | None,
     world: World,
     report: Progress,
     scanned: ScannedTrainingText | None = None,
-) -> RecipeWithTextData:
+) -> tuple[Recipe, TextData]:
     """Tokenizes the text that a recipe names, or finds its tokens in the cache.
 
+    Returns the recipe with the vocabulary size and how the text is divided, and the text.
     tokenizer: of the base run; None to train that of the recipe. scanned: as in `tokenize_data`.
     Raises DataError for a text that is too short for the model's context.
     """
@@ -450,7 +443,7 @@ def tokenize_training_text(
         interpolates=recipe.evaluation.interpolate,
         is_foreign=tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile),
     )
-    return RecipeWithTextData(recipe, data)
+    return recipe, data
 
 
 def _validate_sentence_pairs(

@@ -15,16 +15,8 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.checkpoint import Checkpoint
 from lmtool.runs.load import LoadedModel, PretrainedTokenVectors, build_for_training, load_weights
 from lmtool.runs.reference import Reference
-from lmtool.tasks.data import TableData
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData
-
-
-class RecipeWithData(NamedTuple):
-    """A recipe and the rows of a table, encoded for its model."""
-
-    recipe: Recipe
-    data: TableData
 
 
 class BuiltModel(NamedTuple):

@@ -161,7 +161,7 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
         done = fit_head_(cast(Classifier, model), THREE_CLASSES, labelled(class_R), None, 1)
         assert done.l2 in PENALTIES
         assert done.n_rows == N
-        assert f"{done.score:.4f}" in done.describe("accuracy")
+        assert f"{done.score:.4f}" in done.describe()
         return model
 
     one, other = fitted(), fitted()

@@ -8,8 +8,8 @@ import pytest
 from lmtool.apps.sweeping.sweep import SweepArguments
 from lmtool.data.survey import no_progress
 from lmtool.recipe.load import parse_settings
-from lmtool.training import finetuning, folds
-from lmtool.training.convex import ChosenPenalty
+from lmtool.training import finetuning
+from lmtool.training.convex import ChosenPenalty, HeadFittingProblem
 from lmtool.training.finetuning import FEATURE_NAMES, plan_finetuning
 from lmtool.training.plan import TrainingPlan
 from tests.support.training import Work, write_table
@@ -56,7 +56,7 @@ def test_the_features_of_the_least_loss_are_taken(
 ) -> None:
     path, left = table(folder / "rows.csv", 600, "ending"), list(losses)
     monkeypatch.setattr(
-        folds, "cross_validate_head_penalty", lambda *_: ChosenPenalty(1.0, from_naive_bayes=True, loss=left.pop(0))
+        HeadFittingProblem, "choose_penalty", lambda *_: ChosenPenalty(1.0, from_naive_bayes=True, loss=left.pop(0))
     )
     plan = planned(path, "model.buckets=2000")
     assert f"a linear model of {FEATURE_NAMES[best]} (chosen by cross-validation on " in plan.choice
