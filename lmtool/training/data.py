@@ -120,12 +120,8 @@ class TextData:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         texts = self._prepared.texts
-        if (
-            bundled.entropy_bits_per_byte(
-                [file for parts in texts for part in parts for file in part.text.corpus.files]
-            )
-            is not None
-        ):
+        files = [file for parts in texts for part in parts for file in part.text.corpus.files]
+        if bundled.entropy_bits_per_byte(files) is not None:
             return ()  # a bundled text, written by a program: its problems are known
         tokenizer = self._prepared.tokenizer if self._is_foreign else None
         findings = (find_text_problems(train, valid, tokenizer, None, brief=True) for train, valid in texts)
@@ -215,9 +211,7 @@ class TextData:
             assert isinstance(examples, Windows)
             is_word_V = self.count_training_tokens_per_id() > 0
             is_word_V[list(self.prompt_format.tokenizer.special_ids)] = False
-            return CooccurrenceExamples.count_pairs(
-                examples, is_word_V, objective.spec.window, self._context, self._seed
-            )
+            return CooccurrenceExamples(examples, is_word_V, objective.spec.window, self._context, self._seed)
         return examples
 
     def _make_windows_and_validation_pairs(

@@ -89,7 +89,12 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
             read_verified_tokenizer(run)
             unusable = dict(find_damaged_record_files(run))
             needs_evaluation = RESULTS in unusable or any("scores" in find_change_rule(key).resets for key in now)
-            is_over = _is_complete(run, recipe, checkpoint, state, needs_evaluation)
+            is_stale = state.is_stale(recipe.evaluation)
+            is_evaluated = (run.path / RESULTS).exists() and not needs_evaluation
+            if not is_for_tables(recipe) and recipe.evaluation.baseline is not True:
+                is_evaluated = True
+            is_trained = is_stale or recipe.training.steps <= checkpoint.step
+            is_over = is_trained and state.pending is None and is_evaluated
             world.barrier()  # all have read the run before the first one changes anything on disk
             if not is_over:
                 job = _rebuild_job(run, recipe, checkpoint, state, compute, options.report)
@@ -108,7 +113,6 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
                     run.end_session("finished")
                 if not recipe.checkpoint.keep_optimizer:
                     run.remove_optimizer_states()
-                is_stale = state.is_stale(recipe.evaluation)
                 can_go_on = not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
                 yield RunAlreadyFinished(run.path, checkpoint.step, is_stale, can_go_on)
 
@@ -156,19 +160,6 @@ def resume_with_own_recipe(run_folder: Path, options: SessionOptions) -> Iterato
             + " ".join(first_command)
         )
     yield from resume(str(run_folder), (), options)
-
-
-def _is_complete(
-    run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, needs_evaluation: bool
-) -> bool:
-    """Whether the run is complete: all steps, the pending validation, and the final evaluation.
-
-    needs_evaluation: whether the final evaluation has to be done again.
-    """
-    measures = is_for_tables(recipe) or recipe.evaluation.baseline is True
-    is_measured = not measures or ((run.path / RESULTS).exists() and not needs_evaluation)
-    trained = state.is_stale(recipe.evaluation) or recipe.training.steps <= checkpoint.step
-    return trained and state.pending is None and is_measured
 
 
 def _check_recipe_changes(
