@@ -18,7 +18,7 @@ from torch import Tensor
 from lmtool.arrays import Floats
 from lmtool.batch import Batch
 from lmtool.compute.device import use_cpu_threads
-from lmtool.model.averaging import NaiveBayesHead, log_count_ratios
+from lmtool.model.averaging import NaiveBayesHead, class_membership, log_count_ratios
 from lmtool.model.heads import Classifier
 from lmtool.model.language_model import evaluation_mode
 from lmtool.objective.heads import ClassificationObjective
@@ -163,10 +163,7 @@ class HeadFittingProblem:
     @property
     def target_RC(self) -> Floats:
         """Targets of the scores: multi-hot labels, or numbers."""
-        if self.labels.labels_B is not None:
-            class_R: NDArray[np.int64] = self.labels.labels_B.numpy()
-            return np.asarray(np.eye(len(self.objective.spec.labels))[class_R])
-        return np.asarray(self.labels.values_BC, dtype=np.float64)
+        return class_membership(self.labels, len(self.objective.spec.labels))
 
     @cached_property
     def log_ratio_scale_FC(self) -> Any:
