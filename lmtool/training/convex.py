@@ -268,14 +268,9 @@ class HeadFittingProblem:
         start_FC: initial weights. The search is for the weights' difference from their origin, in units in which the
         loss has about the same curvature in all directions.
         """
-        features, scale, basis, n_scores = (
-            self.features,
-            self.log_ratio_scale_FC,
-            self.row_basis,
-            self.model.head.out_features,
-        )
-        linear, joining = self.feature_operator, self.singleton_merging_matrix_FG if basis is None else None
-        has_bias = self.model.head.bias is not None
+        features, scale, basis, linear = self.features, self.log_ratio_scale_FC, self.row_basis, self.feature_operator
+        joining = self.singleton_merging_matrix_FG if basis is None else None
+        n_scores, has_bias = self.model.head.out_features, self.model.head.bias is not None
 
         def project(weight_FC: Floats) -> Floats:
             """Converts weights to the variables of the search."""
@@ -404,10 +399,9 @@ class HeadFittingProblem:
         smallest_class = int(np.unique(class_R, return_counts=True)[1].min())
         for division in range(n_repeats):
             options: dict[str, Any] = {"shuffle": True, "random_state": seed % 2**31 + division}
-            stratified = self.kind == "class" and smallest_class > 1
-            folds = (
-                StratifiedKFold(min(n_folds, smallest_class), **options) if stratified else KFold(n_folds, **options)
-            )
+            folds: KFold | StratifiedKFold = KFold(n_folds, **options)
+            if self.kind == "class" and smallest_class > 1:
+                folds = StratifiedKFold(min(n_folds, smallest_class), **options)
             for fitted, other in folds.split(rows, class_R):
                 yield rows[fitted], rows[other]
 
@@ -435,13 +429,9 @@ class ModelHeadFitter:
         scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
         used_F = np.unique(features.nonzero()[1]) if is_linear else np.arange(features.shape[1])
         # log ratios tell one class from the others, and do not suit several labels
-        labels, from_naive_bayes = (
-            _concatenate_labels(batches),
-            isinstance(model.head, NaiveBayesHead) and objective.spec.task == "class",
-        )
-        return cls(
-            HeadFittingProblem(model, objective, features[:, used_F] / scale, labels, from_naive_bayes), used_F, scale
-        )
+        from_naive_bayes = isinstance(model.head, NaiveBayesHead) and objective.spec.task == "class"
+        scaled, labels = features[:, used_F] / scale, _concatenate_labels(batches)
+        return cls(HeadFittingProblem(model, objective, scaled, labels, from_naive_bayes), used_F, scale)
 
     def select_rows(self, rows: NDArray[np.int64]) -> "ModelHeadFitter":
         """Returns the problem of some of the rows."""
@@ -455,9 +445,8 @@ class ModelHeadFitter:
             if l2 is None:  # fitted as roughly as the heads for which the factor was chosen
                 choice = problem.choose_penalty(seed)
                 problem = replace(problem, from_naive_bayes=choice.from_naive_bayes)
-                weights, loss = problem.with_float32_sparse_features.minimize(
-                    choice.l2, choice.start_FC, ROUGH_TOLERANCE
-                )
+                rough = problem.with_float32_sparse_features
+                weights, loss = rough.minimize(choice.l2, choice.start_FC, ROUGH_TOLERANCE)
             else:
                 choice = ChosenPenalty(l2, problem.from_naive_bayes)
                 weights, loss = problem.minimize(l2)

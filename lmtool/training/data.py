@@ -176,7 +176,7 @@ class TextData:
         return n_bytes / n_tokens if n_tokens else None
 
     @property
-    def beginning(self) -> str:
+    def sample_prompt(self) -> str:
         """A prompt: the beginning of the validation text."""
         return make_prompt_from_beginning(self._valid, self.prompt_format.tokenizer, self._spec.split == "slice")
 
@@ -240,9 +240,8 @@ class TextData:
         parts, mixture, seed = self._prepared.parts, self._spec.mixture, self._seed
         for source, part in zip(mixture, parts, strict=True):
             if len(part) < cut.length:
-                what = (
-                    f"a text of the mixture has {format_count(len(part), 'token')}, but an example needs {cut.length}"
-                )
+                found = format_count(len(part), "token")
+                what = f"a text of the mixture has {found}, but an example needs {cut.length}"
                 fix = "give more text, leave it out of data.mixture, or set model.context lower"
                 raise DataError(what, where=source, fix=fix)
         apart = self._spec.isolate_documents

@@ -288,10 +288,7 @@ class GradientStepper:
         """rows: computed at once. carried_state: the final states of the step before."""
         self.model, self.objective, self.optimizers = trainable.model, trainable.objective, trainable.optimizers
         self.examples, self.recipe, self.compute, self.world = examples, recipe, compute, compute.world
-        module = trainable.module
-        self.module = (
-            self.world.wrap_data_parallel(LossModule(self.model, self.objective)) if module is None else module
-        )
+        self.module = trainable.module or self.world.wrap_data_parallel(LossModule(self.model, self.objective))
         self.prefetcher = _BatchPrefetcher(examples, self.objective, recipe.training, compute)
         self.rows, self.carried_state = rows, carried_state
         self.recomputes, self.n_skipped = False, 0

@@ -162,7 +162,7 @@ class RunLengthController:
             first_steps = TimedFirstSteps(ESTIMATE_SECONDS, math.ceil(MAX_PROBE_FRACTION * recipe.training.steps))
         self._first_steps = first_steps if is_timed else None
         self._max_steps, self._limited_by = min(
-            list_step_limits(recipe, data), default=StepLimitWithReason(UNKNOWN_STEPS, "")
+            list_step_limits_by_data(recipe, data), default=StepLimitWithReason(UNKNOWN_STEPS, "")
         )
         self._deadline = math.inf
         self.durations: MeasuredDurations | None = None
@@ -258,13 +258,17 @@ def set_steps_from_data(recipe: Recipe, data: TrainingData) -> tuple[Recipe, str
     Unchanged, with an empty line, without either, for a table, whose steps are known when it is read, and with a time
     limit, for which the session sets the steps.
     """
-    if recipe.training.minutes is not None or data.unit == "row" or not (limits := list_step_limits(recipe, data)):
+    if (
+        recipe.training.minutes is not None
+        or data.unit == "row"
+        or not (limits := list_step_limits_by_data(recipe, data))
+    ):
         return recipe, ""
     steps, why = min(limits)
     return fix_steps_and_intervals(recipe, steps), f"length: {steps:,} steps, for {why}"
 
 
-def list_step_limits(recipe: Recipe, data: TrainingData | None) -> list[StepLimitWithReason]:
+def list_step_limits_by_data(recipe: Recipe, data: TrainingData | None) -> list[StepLimitWithReason]:
     """Returns the maximum steps by epochs, if the data are known, and by tokens, with a description of each limit."""
     training, limits = recipe.training, list[StepLimitWithReason]()
     if training.epochs is not None and data is not None:
@@ -272,7 +276,8 @@ def list_step_limits(recipe: Recipe, data: TrainingData | None) -> list[StepLimi
         steps = count_epoch_steps(recipe, data.per_epoch, training.epochs)
         limits.append(StepLimitWithReason(steps, f"{training.epochs:g} passes over the {source}"))
     if training.tokens is not None:
-        limits.append(StepLimitWithReason(count_token_steps(recipe, training.tokens), f"{training.tokens:,} tokens"))
+        steps = math.ceil(training.tokens / (training.batch_size * recipe.model.context))
+        limits.append(StepLimitWithReason(steps, f"{training.tokens:,} tokens"))
     return limits
 
 
@@ -340,11 +345,6 @@ def count_epoch_steps(recipe: Recipe, per_epoch: int, epochs: float) -> int:
     """Returns the number of steps of so many epochs of `per_epoch` examples."""
     training = recipe.training
     return max(training.min_steps or 1, math.ceil(epochs * per_epoch / training.batch_size))
-
-
-def count_token_steps(recipe: Recipe, tokens: int) -> int:
-    """Returns the number of steps that read so many tokens of text."""
-    return math.ceil(tokens / (recipe.training.batch_size * recipe.model.context))
 
 
 def _validation_interval(steps: int) -> int:

@@ -201,9 +201,8 @@ def check_device_and_choose_sharding(
     """
     world = compute.world
     if recipe.training.batch_size % world.size:
-        what = (
-            f"a batch of {format_count(recipe.training.batch_size, 'row')} cannot be shared by {world.size} processes"
-        )
+        rows = format_count(recipe.training.batch_size, "row")
+        what = f"a batch of {rows} cannot be shared by {world.size} processes"
         raise UsageError(what, where="training.batch_size", fix=f"set it to a multiple of {world.size}")
     if recipe.training.carry_state and world.size > 1:
         what = f"states are carried in one process only, not in {world.size}"

@@ -175,8 +175,7 @@ def _check_recipe_changes(
         what = f"the whole text was counted in {steps}, and a token may be counted only once"
         raise UsageError(what, where="training.steps", fix="omit it; for more text, train a new run")
     if recipe.training.steps < checkpoint.step:
-        what = (
-            f"training.steps is {recipe.training.steps}, and the run has done {format_count(checkpoint.step, 'step')}"
-        )
+        done = format_count(checkpoint.step, "step")
+        what = f"training.steps is {recipe.training.steps}, and the run has done {done}"
         fix = f"train longer: -s training.steps=+N; or resume an earlier checkpoint: {run.name}@STEP"
         raise UsageError(what, where=str(run.recipe_path), fix=fix)

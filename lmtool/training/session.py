@@ -349,7 +349,7 @@ class TrainingSession:
             yield StepCompleted(step, validation, is_best)
         yield from self._warn_of_bad_validation(number, validation, best)
         if self.prompts:
-            with self.gathered():
+            with self.gather_weights():
                 yield from generate_and_log_samples(
                     self.manager, self.lm, self.data.prompt_format, self.recipe, self.prompts, number
                 )
@@ -490,7 +490,7 @@ class TrainingSession:
         self.lm.to(self.compute.device)
         return results
 
-    def gathered(self) -> AbstractContextManager[None]:
+    def gather_weights(self) -> AbstractContextManager[None]:
         """Returns a context in which this process has all weights of a sharded model."""
         return nullcontext() if self.sharding is None else self.sharding.gather_all()
 
@@ -505,7 +505,7 @@ class TrainingSession:
             with self.sharding.gather_by_layer():
                 yield self.compute.with_lockstep()
         else:
-            with self.gathered():
+            with self.gather_weights():
                 yield self.compute
 
 

@@ -37,26 +37,18 @@ def open_block_stores(
         what = f"the run cannot be resumed: its checkpoint marks places in {marked}"
         raise CheckpointError(what, fix="resume from another checkpoint")
     with ExitStack() as stack:
-        folder = (
-            stack.enter_context(
-                make_parent_and_scratch_folder(
-                    find_writable_cache_path(cache_folder() / STREAMS_FOLDER / "blocks").parent
-                )
-            )
-            if compute.world.is_main
-            else Path()
-        )
+        folder, is_main = Path(), compute.world.is_main
+        if is_main:
+            parent = find_writable_cache_path(cache_folder() / STREAMS_FOLDER / "blocks").parent
+            folder = stack.enter_context(make_parent_and_scratch_folder(parent))
         path = Path(compute.world.broadcast_text(str(folder.absolute())))
         opened = []
         for n, (streamed, head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):
-            begin = (
-                (resume_positions[n].block, _block_start(resume_positions[n]))
-                if resume_positions
-                else (0, BlockPosition())
-            )
-            is_writer = compute.world.is_main
+            begin = (0, BlockPosition())
+            if resume_positions:
+                begin = (resume_positions[n].block, _block_start(resume_positions[n]))
             blocks = BackgroundBlockTokenizer(
-                *streamed, head, prepared.tokenizer, path / str(n), begin, is_writer=is_writer
+                *streamed, head, prepared.tokenizer, path / str(n), begin, is_writer=is_main
             )
             opened.append(stack.enter_context(closing(blocks)))
         for mark, blocks, (text, _) in zip(resume_positions, opened, prepared.streamed, strict=bool(resume_positions)):

@@ -40,7 +40,7 @@ from lmtool.training.length import (
     N_VALIDATIONS,
     UNKNOWN_STEPS,
     TimedFirstSteps,
-    list_step_limits,
+    list_step_limits_by_data,
 )
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import TrainingPlan, is_for_tables
@@ -358,7 +358,7 @@ class _TrainingWorkload:
 
     def list_step_limits(self, step_seconds: float | None) -> list[int]:
         """Returns the steps that each known limit of the recipe allows: of epochs, tokens and minutes."""
-        limits, minutes = list_step_limits(self.recipe, self.data), self.recipe.training.minutes
+        limits, minutes = list_step_limits_by_data(self.recipe, self.data), self.recipe.training.minutes
         n_steps = [limit.n_steps for limit in limits]
         if minutes is not None and step_seconds is not None:
             left = 60 * minutes - N_VALIDATIONS * self.estimate_validation_seconds(step_seconds)

@@ -245,9 +245,8 @@ def _summarize_repeated_layers(
     """Yields the layers, all from the second on as the last one that was built."""
     if not len(modules):
         return
-    (first,), (last,) = (
-        _summarize_nonempty_module("layer", module, sizes, n_layers) for module in (modules[0], modules[-1])
-    )
+    (first,) = _summarize_nonempty_module("layer", modules[0], sizes, n_layers)
+    (last,) = _summarize_nonempty_module("layer", modules[-1], sizes, n_layers)
     # a bridge has a map for each part of the state of each layer
     times = n_layers * len(modules) // min(n_layers, 2)
     if last != first:
