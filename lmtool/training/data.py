@@ -200,7 +200,7 @@ class TextData:
         cut, special_ids = objective.choose_text_cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
         return Windows(self._train, cut, self._seed, self._lanes, special_ids, self._spec.isolate_documents)
 
-    def check(self) -> None:
+    def check_has_examples(self) -> None:
         """Raises DataError if the training or the validation text has no example."""
         self._make_windows_and_validation_pairs(self.objective)
 

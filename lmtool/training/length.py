@@ -258,11 +258,10 @@ def set_steps_from_data(recipe: Recipe, data: TrainingData) -> tuple[Recipe, str
     Unchanged, with an empty line, without either, for a table, whose steps are known when it is read, and with a time
     limit, for which the session sets the steps.
     """
-    if (
-        recipe.training.minutes is not None
-        or data.unit == "row"
-        or not (limits := list_step_limits_by_data(recipe, data))
-    ):
+    if recipe.training.minutes is not None or data.unit == "row":
+        return recipe, ""
+    limits = list_step_limits_by_data(recipe, data)
+    if not limits:
         return recipe, ""
     steps, why = min(limits)
     return fix_steps_and_intervals(recipe, steps), f"length: {steps:,} steps, for {why}"

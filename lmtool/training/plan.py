@@ -96,7 +96,7 @@ class TrainingPlan:
         check_same_inputs_in_all_processes(recipe, data.fingerprint, compute.world)
         if teacher is not None:
             check_teacher(teacher, recipe, data.prompt_format.tokenizer)
-        data.check()
+        data.check_has_examples()
         recipe, length_line = set_steps_from_data(recipe, data)
         inferred = [] if self.tables else [*self.resolved.inferred]
         if features is not None:
