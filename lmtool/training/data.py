@@ -70,32 +70,17 @@ class TextData:
     unit = "token"
     split = None
 
-    def __init__(
-        self,
-        prepared: TokenizedData,
-        prompt_format: PromptFormat,
-        objective: Objective,
-        *,
-        context: int,
-        batch_size: int,
-        seed: int,
-        carries_state: bool = False,
-        max_validation_tokens: int | None = None,
-        is_measured: bool = False,
-        interpolates: bool = False,
-        is_foreign: bool = False,
-    ) -> None:
-        """context: tokens that the model reads. batch_size: rows of a step. seed: of the order. carries_state: rows
-        continue where those of the step before ended. max_validation_tokens: that a validation computes. interpolates:
-        whether an n-gram model is kept to interpolate with, if that gains. is_foreign: whether the tokenizer was not
-        trained on this text."""
+    def __init__(self, prepared: TokenizedData, recipe: Recipe, objective: Objective, *, is_foreign: bool) -> None:
+        """recipe: with the vocabulary size. is_foreign: whether the tokenizer was not trained on this text."""
         self._blocks: Sequence[BackgroundBlockTokenizer] = ()
         self._resume_positions: Sequence[StreamPosition] = ()
-        self._prepared, self.prompt_format, self.objective = prepared, prompt_format, objective
-        self._context, self._batch_size, self._seed = context, batch_size, seed
-        self._lanes = batch_size if carries_state else None
-        self._max_validation_tokens, self.is_measured, self._is_foreign = max_validation_tokens, is_measured, is_foreign
-        self._interpolates = interpolates
+        self._prepared, self.objective, self._is_foreign = prepared, objective, is_foreign
+        self.prompt_format = PromptFormat.from_recipe(recipe, prepared.tokenizer)
+        self._context, self._batch_size, self._seed = recipe.model.context, recipe.training.batch_size, recipe.seed
+        # rows that continue where those of the step before ended
+        self._lanes = recipe.training.batch_size if recipe.training.carry_state else None
+        self._max_validation_tokens = recipe.evaluation.tokens
+        self.is_measured, self._interpolates = recipe.evaluation.baseline is True, recipe.evaluation.interpolate
         self.fingerprint, self._spec = prepared.fingerprint, prepared.data
         self._train, self._valid = prepared.train, prepared.valid
         self._held_out: EvaluationWindows | None = None
@@ -280,11 +265,21 @@ class TextData:
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: ExecutionContext) -> ValidationResult:
         """Computes loss and metrics on the validation part, all processes together."""
-        if self._validation_pairs is not None:
-            return _validate_sentence_pairs(self._validation_pairs, self._max_validation_tokens, lm, objective, compute)
+        most = self._max_validation_tokens
+        if (pairs := self._validation_pairs) is not None:
+            n = pairs.per_epoch if most is None else min(pairs.per_epoch, -(-most // pairs.length))
+
+            def read(chosen: list[int]) -> tuple[Loss, tuple[()]]:
+                batch = objective.collate(pairs.read(np.array(chosen)))
+                return objective.score(lm, batch.to(compute.device)), ()
+
+            evaluated = evaluate_items(
+                lm, EvaluationItems([(pairs.length,)] * n, read, objective.metric_names), compute
+            )
+            return ValidationResult(evaluated.loss, evaluated.metrics)
         if self._held_out is None:
             longest = objective.max_scored_tokens(self._context)
-            self._held_out = EvaluationWindows.sample(self._valid, longest, self._max_validation_tokens, self._seed)
+            self._held_out = EvaluationWindows.sample(self._valid, longest, most, self._seed)
         return self._held_out.validate(lm, objective, compute)
 
     @property
@@ -423,31 +418,6 @@ def tokenize_training_text(
     recipe = recipe.with_unvalidated_values({"model.vocab_size": rows, "data": prepared.data})
     # word vectors need counts, which others do without
     counts = torch.from_numpy(prepared.train.count_each_token()) if recipe.model.reads == "words" else None
-    data = TextData(
-        prepared,
-        PromptFormat.from_recipe(recipe, prepared.tokenizer),
-        build_objective(recipe, prepared.tokenizer, counts),
-        context=context,
-        batch_size=recipe.training.batch_size,
-        seed=recipe.seed,
-        carries_state=recipe.training.carry_state,
-        max_validation_tokens=recipe.evaluation.tokens,
-        is_measured=recipe.evaluation.baseline is True,
-        interpolates=recipe.evaluation.interpolate,
-        is_foreign=tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile),
-    )
-    return recipe, data
-
-
-def _validate_sentence_pairs(
-    pairs: Windows, max_tokens: int | None, lm: LanguageModel, objective: Objective, compute: ExecutionContext
-) -> ValidationResult:
-    """Validates next-sentence prediction on pairs with about so many tokens; on all pairs if None."""
-    n = pairs.per_epoch if max_tokens is None else min(pairs.per_epoch, -(-max_tokens // pairs.length))
-
-    def read(chosen: list[int]) -> tuple[Loss, tuple[()]]:
-        batch = objective.collate(pairs.read(np.array(chosen)))
-        return objective.score(lm, batch.to(compute.device)), ()
-
-    evaluated = evaluate_items(lm, EvaluationItems([(pairs.length,)] * n, read, objective.metric_names), compute)
-    return ValidationResult(evaluated.loss, evaluated.metrics)
+    objective = build_objective(recipe, prepared.tokenizer, counts)
+    is_foreign = tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile)
+    return recipe, TextData(prepared, recipe, objective, is_foreign=is_foreign)

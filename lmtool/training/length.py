@@ -2,8 +2,8 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from lmtool.compute.processes import World
 from lmtool.objective import Objective
@@ -51,13 +51,6 @@ REVISION_TOLERANCE = 0.03
 """Relative change below which the number of steps is not revised."""
 
 
-class StepLimitWithReason(NamedTuple):
-    """A number of steps, and a description of what limits it."""
-
-    n_steps: int
-    reason: str
-
-
 @dataclass
 class TimedFirstSteps:
     """The first steps of a session, which are timed until they take `max_seconds` or are `max_steps`.
@@ -102,31 +95,6 @@ class MeasuredDurations:
     final_evaluation_seconds: float
     scoring_steps: float = 0.0
 
-    @classmethod
-    def from_first_steps(
-        cls,
-        first_steps: TimedFirstSteps,
-        recipe: Recipe,
-        data: TrainingData,
-        examples: ExampleSource,
-        objective: Objective,
-        world: World,
-    ) -> "MeasuredDurations | None":
-        """Returns the speed by the first steps of a run, as the main process measured it. The duration of a validation
-        is estimated from theirs. None if no step had a target."""
-        steps = first_steps.later_half
-        computed = sum(step.n_computed for step in steps)
-        if not computed:
-            return None
-        per_token, tokens = sum(step.seconds for step in steps) / computed, computed / len(steps)
-        if data.unit == "row":
-            tokens = estimate_tokens_per_step(examples, objective, recipe)
-        validation = FORWARD_FRACTION * per_token * data.validation_tokens / world.size
-        figures = (per_token * tokens, tokens, validation, data.estimate_final_evaluation_seconds(validation))
-        shared = world.all_reduce_sum(figures if world.is_main else (0.0,) * len(figures))
-        n_models = count_fold_models(recipe, data) if isinstance(data, TableData) else 0
-        return cls(objective.unit, shared[0], shared[1], shared[2], shared[3], float(n_models))
-
     def estimate_seconds_until_end(self, steps: int, validation_interval: int, steps_done: int = 0) -> float:
         """Estimates the duration of a run after its first `steps_done` steps, with validations and final evaluation."""
         n_validations = math.ceil(steps / validation_interval) - steps_done // validation_interval
@@ -161,9 +129,7 @@ class RunLengthController:
         else:
             first_steps = TimedFirstSteps(ESTIMATE_SECONDS, math.ceil(MAX_PROBE_FRACTION * recipe.training.steps))
         self._first_steps = first_steps if is_timed else None
-        self._max_steps, self._limited_by = min(
-            list_step_limits_by_data(recipe, data), default=StepLimitWithReason(UNKNOWN_STEPS, "")
-        )
+        self._max_steps, self._limited_by = min(list_step_limits_by_data(recipe, data), default=(UNKNOWN_STEPS, ""))
         self._deadline = math.inf
         self.durations: MeasuredDurations | None = None
 
@@ -186,18 +152,36 @@ class RunLengthController:
         is_enough = self._first_steps.add_and_check_enough(step, self._world)
         if not is_enough and not (must_finish and self.minutes is not None):
             return False
-        first, self._first_steps = self._first_steps, None
-        self.durations = MeasuredDurations.from_first_steps(
-            first, self._recipe, self._data, examples, objective, self._world
-        )
+        steps, self._first_steps = self._first_steps.later_half, None
+        self.durations = self._measure_durations(steps, examples, objective)
         return True
 
-    def choose_steps_for_time_limit(self, steps_done: int, validation_interval: int) -> StepLimitWithReason:
+    def _measure_durations(
+        self, steps: Sequence[CompletedStep], examples: ExampleSource, objective: Objective
+    ) -> MeasuredDurations | None:
+        """Returns the durations by some steps, as the main process measured them; None if no step had a target.
+
+        That of a validation is estimated from theirs.
+        """
+        recipe, data, world = self._recipe, self._data, self._world
+        computed = sum(step.n_computed for step in steps)
+        if not computed:
+            return None
+        per_token, tokens = sum(step.seconds for step in steps) / computed, computed / len(steps)
+        if data.unit == "row":
+            tokens = estimate_tokens_per_step(examples, objective, recipe)
+        validation = FORWARD_FRACTION * per_token * data.validation_tokens / world.size
+        figures = (per_token * tokens, tokens, validation, data.estimate_final_evaluation_seconds(validation))
+        shared = world.all_reduce_sum(figures if world.is_main else (0.0,) * len(figures))
+        n_models = count_fold_models(recipe, data) if isinstance(data, TableData) else 0
+        return MeasuredDurations(objective.unit, shared[0], shared[1], shared[2], shared[3], float(n_models))
+
+    def choose_steps_for_time_limit(self, steps_done: int, validation_interval: int) -> tuple[int, str]:
         """Returns the number of steps of a run with a time limit by its first steps, and a description of the limit."""
         assert self.minutes is not None
         if self.durations is None:
             why = self._limited_by or "since the first steps have no target, and so no speed"
-            return StepLimitWithReason(self._max_steps if self._limited_by else self._recipe.training.steps, why)
+            return self._max_steps if self._limited_by else self._recipe.training.steps, why
         spent = 0.0 if self._started_at is None else time.perf_counter() - self._started_at
         limit = 60 * self.minutes
         left = max(limit - spent - self.durations.final_evaluation_seconds, MIN_TIME_FRACTION * limit)
@@ -207,7 +191,7 @@ class RunLengthController:
         speed = self.durations.step_tokens / self.durations.step_seconds
         pace = f"{self.minutes:g} minutes at {speed:,.0f} {self.durations.unit}s/s"
         steps = steps_done + self.durations.count_steps_within(seconds, validation_interval)
-        return min(StepLimitWithReason(self._max_steps, self._limited_by), StepLimitWithReason(steps, f"for {pace}"))
+        return min((self._max_steps, self._limited_by), (steps, f"for {pace}"))
 
     def record_validation_seconds(self, seconds: float) -> None:
         """Corrects the speed by the duration of a validation, and the deadline by that of the final evaluation."""
@@ -267,16 +251,16 @@ def set_steps_from_data(recipe: Recipe, data: TrainingData) -> tuple[Recipe, str
     return fix_steps_and_intervals(recipe, steps), f"length: {steps:,} steps, for {why}"
 
 
-def list_step_limits_by_data(recipe: Recipe, data: TrainingData | None) -> list[StepLimitWithReason]:
+def list_step_limits_by_data(recipe: Recipe, data: TrainingData | None) -> list[tuple[int, str]]:
     """Returns the maximum steps by epochs, if the data are known, and by tokens, with a description of each limit."""
-    training, limits = recipe.training, list[StepLimitWithReason]()
+    training, limits = recipe.training, list[tuple[int, str]]()
     if training.epochs is not None and data is not None:
         source = "table" if data.unit == "row" else "text"
         steps = count_epoch_steps(recipe, data.per_epoch, training.epochs)
-        limits.append(StepLimitWithReason(steps, f"{training.epochs:g} passes over the {source}"))
+        limits.append((steps, f"{training.epochs:g} passes over the {source}"))
     if training.tokens is not None:
         steps = math.ceil(training.tokens / (training.batch_size * recipe.model.context))
-        limits.append(StepLimitWithReason(steps, f"{training.tokens:,} tokens"))
+        limits.append((steps, f"{training.tokens:,} tokens"))
     return limits
 
 
