@@ -141,7 +141,8 @@ class HeadFittingProblem:
 
     features: (R, F), dense or sparse, scaled so that the mean squared norm of the rows is 1. labels: a batch with the
     labels of the rows only. from_naive_bayes: the head starts as naive Bayes, and the penalty draws it back there: its
-    weights are factors on log ratios.
+    weights are factors on log ratios. used_F: the features of the model that occur in the rows, which are divided by
+    `scale`.
     """
 
     model: Classifier
@@ -149,6 +150,27 @@ class HeadFittingProblem:
     features: Any
     labels: Batch
     from_naive_bayes: bool
+    used_F: NDArray[np.int64] | slice = slice(None)
+    scale: float = 1.0
+
+    @classmethod
+    @torch.no_grad()
+    def from_batches(
+        cls, model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch]
+    ) -> "HeadFittingProblem":
+        """Returns the problem of a model's head, whose features it computes. batches: all labelled rows, on the CPU."""
+        device = model.head.weight.device
+        is_linear = isinstance(model.head, NaiveBayesHead) or model.pool is None
+        with evaluation_mode(model):
+            model.to("cpu" if is_linear else device)
+            features = model.head_feature_vectors(batches if is_linear else [batch.to(device) for batch in batches])
+            model.to(device)
+        scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
+        used_F = np.unique(features.nonzero()[1]) if is_linear else np.arange(features.shape[1])
+        # log ratios tell one class from the others, and do not suit several labels
+        from_naive_bayes = isinstance(model.head, NaiveBayesHead) and objective.spec.task == "class"
+        scaled, labels = features[:, used_F] / scale, _concatenate_labels(batches)
+        return cls(model, objective, scaled, labels, from_naive_bayes, used_F, scale)
 
     @property
     def kind(self) -> LabelKind:
@@ -376,6 +398,30 @@ class HeadFittingProblem:
 
         return replace(self, features=self.features.astype(np.float32)) if issparse(self.features) else self
 
+    @torch.no_grad()
+    def fit_head_(self, l2: float | None, seed: int) -> HeadFitSummary:
+        """Fits the head in place; see `Lbfgs`. Other weights do not change. l2: None to choose it."""
+        problem, head = self, self.model.head
+        with torch.enable_grad():
+            if l2 is None:  # fitted as roughly as the heads for which the factor was chosen
+                choice = problem.choose_penalty(seed)
+                problem = replace(problem, from_naive_bayes=choice.from_naive_bayes)
+                rough = problem.with_float32_sparse_features
+                weights, loss = rough.minimize(choice.l2, choice.start_FC, ROUGH_TOLERANCE)
+            else:
+                choice = ChosenPenalty(l2, problem.from_naive_bayes)
+                weights, loss = problem.minimize(l2)
+        weights *= choice.factor
+        weight_CF = torch.from_numpy(weights[:-1].T / (1.0 if problem.from_naive_bayes else self.scale))
+        if not problem.from_naive_bayes:
+            head.weight.zero_()
+            if isinstance(head, NaiveBayesHead):
+                head.ratios_CF.fill_(1.0)
+        head.weight[:, self.used_F] = weight_CF.to(head.weight)
+        if head.bias is not None:
+            head.bias.copy_(torch.from_numpy(weights[-1]))
+        return HeadFitSummary(loss, choice.l2, problem.n_rows, choice.score, LABEL_KIND_METRICS[problem.kind])
+
     def fit_score_factor(self, scores_RC: Floats) -> ScoreFactorWithLoss:
         """Returns the factor on scores of these rows that minimizes their loss, and this loss. It is 1 for numbers."""
         from scipy.optimize import minimize_scalar
@@ -406,78 +452,22 @@ class HeadFittingProblem:
                 yield rows[fitted], rows[other]
 
 
-@dataclass(frozen=True)
-class ModelHeadFitter:
-    """The fit of a model's head. used_F: the features of the model that occur. scale: what they are divided by."""
-
-    problem: HeadFittingProblem
-    used_F: NDArray[np.int64]
-    scale: float
-
-    @classmethod
-    @torch.no_grad()
-    def from_batches(
-        cls, model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch]
-    ) -> "ModelHeadFitter":
-        """Computes the features. batches: all labelled rows, on the CPU."""
-        device = model.head.weight.device
-        is_linear = isinstance(model.head, NaiveBayesHead) or model.pool is None
-        with evaluation_mode(model):
-            model.to("cpu" if is_linear else device)
-            features = model.head_feature_vectors(batches if is_linear else [batch.to(device) for batch in batches])
-            model.to(device)
-        scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
-        used_F = np.unique(features.nonzero()[1]) if is_linear else np.arange(features.shape[1])
-        # log ratios tell one class from the others, and do not suit several labels
-        from_naive_bayes = isinstance(model.head, NaiveBayesHead) and objective.spec.task == "class"
-        scaled, labels = features[:, used_F] / scale, _concatenate_labels(batches)
-        return cls(HeadFittingProblem(model, objective, scaled, labels, from_naive_bayes), used_F, scale)
-
-    def select_rows(self, rows: NDArray[np.int64]) -> "ModelHeadFitter":
-        """Returns the problem of some of the rows."""
-        return replace(self, problem=self.problem.select_rows(rows))
-
-    @torch.no_grad()
-    def fit_head_(self, l2: float | None, seed: int) -> HeadFitSummary:
-        """Fits the head in place; see `Lbfgs`. Other weights do not change. l2: None to choose it."""
-        problem, head = self.problem, self.problem.model.head
-        with torch.enable_grad():
-            if l2 is None:  # fitted as roughly as the heads for which the factor was chosen
-                choice = problem.choose_penalty(seed)
-                problem = replace(problem, from_naive_bayes=choice.from_naive_bayes)
-                rough = problem.with_float32_sparse_features
-                weights, loss = rough.minimize(choice.l2, choice.start_FC, ROUGH_TOLERANCE)
-            else:
-                choice = ChosenPenalty(l2, problem.from_naive_bayes)
-                weights, loss = problem.minimize(l2)
-        weights *= choice.factor
-        weight_CF = torch.from_numpy(weights[:-1].T / (1.0 if problem.from_naive_bayes else self.scale))
-        if not problem.from_naive_bayes:
-            head.weight.zero_()
-            if isinstance(head, NaiveBayesHead):
-                head.ratios_CF.fill_(1.0)
-        head.weight[:, self.used_F] = weight_CF.to(head.weight)
-        if head.bias is not None:
-            head.bias.copy_(torch.from_numpy(weights[-1]))
-        return HeadFitSummary(loss, choice.l2, problem.n_rows, choice.score, LABEL_KIND_METRICS[problem.kind])
-
-
 def fit_head_(
     model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float | None, seed: int
 ) -> HeadFitSummary:
-    """Fits the head of a model to labelled rows, in place; see `ModelHeadFitter.fit_head_`.
+    """Fits the head of a model to labelled rows, in place; see `HeadFittingProblem.fit_head_`.
 
     If the head reads a scalar mix of layers, the penalty is chosen for their plain mean, the mix is fitted with this
     penalty, and the head is fitted to the result.
     """
     if model.mix is None:
-        return ModelHeadFitter.from_batches(model, objective, batches).fit_head_(l2, seed)
+        return HeadFittingProblem.from_batches(model, objective, batches).fit_head_(l2, seed)
     with torch.no_grad():
         model.mix.scalars_L.zero_()
         model.mix.gamma.fill_(1.0)
-    l2_of_mean = ModelHeadFitter.from_batches(model, objective, batches).fit_head_(l2, seed).l2
+    l2_of_mean = HeadFittingProblem.from_batches(model, objective, batches).fit_head_(l2, seed).l2
     fit_layer_mix_(model, objective, batches, l2_of_mean)
-    return ModelHeadFitter.from_batches(model, objective, batches).fit_head_(l2, seed)
+    return HeadFittingProblem.from_batches(model, objective, batches).fit_head_(l2, seed)
 
 
 def fit_layer_mix_(model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float) -> None:

@@ -305,8 +305,8 @@ def _choose_text_features(
         return 1, "too few rows to compare others"
     if not recipes[0].data.holds_out:
         return 1, "no rows are held out to compare others"
-    words = read_and_encode_tables(recipes[0], tables, None)
-    n_rows, n_classes = len(words[1].tasks[0].train), len(cast(Classification, words[0].objective).labels or "1")
+    words = recipe, data = read_and_encode_tables(recipes[0], tables, None)
+    n_rows, n_classes = len(data.tasks[0].train), len(cast(Classification, recipe.objective).labels or "1")
     if n_rows * mean_characters * (10 + n_classes) > MAX_NGRAM_PRODUCTS:
         return None
     sample = random.Random(0).sample(range(n_rows), min(MAX_COMPARED_ROWS, n_rows))

@@ -22,7 +22,7 @@ from lmtool.runs.uncertainty import N_FOLDS
 from lmtool.tasks.data import TableData
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import TaskModel
-from lmtool.training.convex import ModelHeadFitter
+from lmtool.training.convex import HeadFittingProblem
 from lmtool.training.distillation import add_distillation_loss
 from lmtool.training.fit import ModelAndOptimizers, fit
 from lmtool.training.job import TrainingJob
@@ -101,7 +101,7 @@ def _fit_fold_heads(
     lm, objective, _ = job.build_model()
     rows = data.tasks[0].train
     labelled_objective = cast(ClassificationObjective, objective)
-    problem = ModelHeadFitter.from_batches(cast(Classifier, lm), labelled_objective, _collate_rows(objective, rows))
+    problem = HeadFittingProblem.from_batches(cast(Classifier, lm), labelled_objective, _collate_rows(objective, rows))
     for fold in folds:
         numbers = {row.number for row in fold.tasks[0].train}
         fold_problem = problem.select_rows(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
@@ -124,8 +124,8 @@ def cross_validate_features(
         lm, objective, _ = TrainingJob(recipe, data, CPU).build_model()
         batches = _collate_rows(objective, data.tasks[0].train)
         labelled_objective = cast(ClassificationObjective, objective)
-        fitter = ModelHeadFitter.from_batches(cast(Classifier, lm), labelled_objective, batches)
-        losses.append(fitter.problem.choose_penalty(recipe.seed).loss or 0.0)
+        problem = HeadFittingProblem.from_batches(cast(Classifier, lm), labelled_objective, batches)
+        losses.append(problem.choose_penalty(recipe.seed).loss or 0.0)
     return losses
 
 

@@ -141,9 +141,16 @@ def _rebuild_job(
         where = ", ".join((*recipe.data.sources, *recipe.data.valid))
         raise CheckpointError(what, where=where, fix="restore the old data, or start a new run", code="data_changed")
     check_same_inputs_in_all_processes(read, data.fingerprint, compute.world)
-    features = load_feature_model(run, read, compute)
     return TrainingJob(
-        read, data, compute, base, teacher, None, features, checkpoint, state, lines=data.description_lines
+        read,
+        data,
+        compute,
+        base=base,
+        teacher=teacher,
+        features=load_feature_model(run, read, compute),
+        checkpoint=checkpoint,
+        state=state,
+        lines=data.description_lines,
     )
 
 
