@@ -239,7 +239,7 @@ class TextData:
         return TextMixture(texts, [part.n_documents for part in parts], list(mixture.values()), seed)
 
     def _stream_text(self, n: int, cut: TextCutSettings, seed: int) -> StreamedWindows:
-        """Returns the windows of the n-th streamed text, from its mark on."""
+        """Returns the windows of the n-th streamed text, from the position at which it is resumed."""
         position = self._resume_positions[n] if self._resume_positions else None
         return StreamedWindows(self._blocks[n], cut, seed, self._batch_size, position, self._spec.isolate_documents)
 
