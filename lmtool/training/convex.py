@@ -150,8 +150,8 @@ class HeadFittingProblem:
     features: Any
     labels: Batch
     from_naive_bayes: bool
-    used_F: NDArray[np.int64] | slice = slice(None)
-    scale: float = 1.0
+    used_F: NDArray[np.int64]
+    scale: float
 
     @classmethod
     @torch.no_grad()

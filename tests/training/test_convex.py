@@ -34,7 +34,8 @@ def problem(
     kind = {"labels_B": torch.from_numpy(labels)} if task == "class" else {"values_BC": torch.from_numpy(labels)}
     batch = Batch(torch.zeros(0, 0, dtype=torch.int64), **kind)
     objective = ClassificationObjective(spec, cast(VocabularyInfo, None))
-    return HeadFittingProblem(cast(Classifier, model), objective, features, batch, from_naive_bayes)
+    used_F = np.arange(features.shape[1])
+    return HeadFittingProblem(cast(Classifier, model), objective, features, batch, from_naive_bayes, used_F, 1.0)
 
 
 THREE_CLASSES = ClassificationObjective(
