@@ -63,7 +63,7 @@ class TrainingState(SavedState, frozen=False):
         return state
 
     def make_validation_state(self, step: int) -> ValidationState:
-        """Returns the note of the validation of a step, for `read`."""
+        """Returns the note of the validation of a step, for `from_checkpoint`."""
         best = self.model_dump(include=set(NO_BEST_YET))
         return ValidationState(step=step, **best, yardstick=checkpoint_selection_values(self.recipe))
 
@@ -235,7 +235,7 @@ class CheckpointManager:
         )
 
     def end_session(self, reason: EndReason, interruption_metrics: Mapping[str, object] | None = None) -> None:
-        """Ends the session. validation: see `Run.end_session`.
+        """Ends the session. interruption_metrics: see `Run.end_session`.
 
         Raises ResourceError when the last checkpoint could not be saved.
         """

@@ -135,9 +135,9 @@ class Optimizers:
         return moments_of
 
     def load_state(self, tensors: Mapping[str, Tensor], steps_done: int = 1, checkpoint_path: str = "") -> None:
-        """Loads the moments that `state` returned after so many steps; of sharded parameters the rows of this process.
+        """Loads what `state_tensors` returned after so many steps; of sharded parameters the rows of this process.
 
-        checkpoint_path: the checkpoint. Raises CheckpointError for a moment that is missing, unknown or misshapen, and
+        checkpoint_path: for errors. Raises CheckpointError for a moment that is missing, unknown or misshapen, and
         NumericalError for one that holds NaN.
         """
         owner = {p: o for o in self._rules for group in o.param_groups for p in group["params"]}
