@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from lmtool.compute.machine import process_memory_limit_bytes
-from lmtool.generation.constrained import cached_spelled_vocabulary
+from lmtool.generation.constrained import get_spelled_vocabulary
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.model_runner import ModelRunner
@@ -218,7 +218,7 @@ class Scheduler:
     def _run_loop(self) -> None:
         self._generator.loaded.model.eval()
         if self._generator.writes:
-            cached_spelled_vocabulary(
+            get_spelled_vocabulary(
                 self._generator.loaded.tokenizer
             )  # blocks all threads for a while, so it is made first
         while True:

@@ -8,8 +8,7 @@ import numpy as np
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
-from lmtool.data.survey import Progress
-from lmtool.evaluation.loop import ignore_progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective
 from lmtool.objective.heads import ClassificationObjective
@@ -112,7 +111,7 @@ def _fit_fold_heads(
 
 
 def cross_validate_features(
-    candidates: Sequence[tuple[Recipe, TableData]], report: Progress = ignore_progress
+    candidates: Sequence[tuple[Recipe, TableData]], report: Progress = no_progress
 ) -> list[float]:
     """Returns the loss of a linear model in cross-validation for each choice of the features of texts.
 

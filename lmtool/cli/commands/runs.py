@@ -38,10 +38,10 @@ def ls(json: Json = False) -> None:
     lmtool runs ls
     lmtool runs ls --json
     """
-    from lmtool.runs.listing import summarize_runs
+    from lmtool.runs.listing import summarize_all_runs
     from lmtool.runs.paths import runs_root
 
-    runs = summarize_runs()
+    runs = summarize_all_runs()
     if json:
         put_json([asdict(summary) for summary in runs], indent=1)
     elif not runs:
@@ -251,8 +251,9 @@ def merge(
     from lmtool.interop.resolve import resolve_reference
     from lmtool.runs.merging import merge_adapters_into_new_run as make_merged
 
-    merged, warnings = make_merged(resolve_reference(run), output, ["lmtool", *sys.argv[1:]])
-    warn(warnings)
+    adapted = resolve_reference(run)
+    merged = make_merged(adapted, output, ["lmtool", *sys.argv[1:]])
+    warn(adapted.warnings)
     put_data(merged)
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -145,13 +145,12 @@ def _parse_sentencepiece_model(content: bytes, expected_algorithm: int, path: Pa
 def build_marian_tokenizer(
     vocabulary: Mapping[str, int], source_model: Any, settings: TokenizerSettings, where: str
 ) -> Tokenizer:
-    """Builds a tokenizer with the ids of `vocabulary` that cuts text as the SentencePiece model
-    `source_model` does.
+    """Builds a tokenizer with the ids of `vocabulary` that segments text as the SentencePiece model `source_model`.
 
-    The vocabulary has also special tokens and pieces of the target language, which must match no text. The library
-    finds whatever an entry is called, so these go by other names: "<" in a piece, and so in the text, becomes a
-    character that neither has, so that no text spells an entry such as </s>; pieces of the target alone begin with
-    another such character. The decoder takes both back. Pieces of the source that have no id are left out.
+    The vocabulary also has special tokens and pieces of the target language, which must match no text. Because the
+    library matches every entry by its name, such entries are renamed: "<" in a piece, and in the text, becomes a
+    character that neither has, so that no text spells an entry such as </s>; pieces that only the target has begin with
+    another such character. The decoder reverses both. Pieces of the source that have no id are left out.
 
     A run of characters that the source does not know is one piece, which may have an id all the same.
 
@@ -168,7 +167,9 @@ def build_marian_tokenizer(
     scores = {piece.piece: piece.score for piece in source_model.pieces if piece.type == _NORMAL}
     known = {piece for piece in scores if len(piece) == 1}
     lowest = min(scores.values(), default=0.0)
-    less, foreign, strange = islice(_unused_characters(set().union(*vocabulary, *scores)), 3)
+    used = set().union(*vocabulary, *scores)
+    private_use = map(chr, range(0xF0000, 0xFFFFE))
+    less, foreign, strange = islice((character for character in private_use if character not in used), 3)
     codes = [name for name in names if name.startswith(">>") and name.endswith("<<")]
     whole = {"<unk>", *roles.values(), *codes}
     runs = [name for name in names if name not in whole and known.isdisjoint(name)]
@@ -221,8 +222,3 @@ def _sentencepiece_normalizers(model: Any) -> Iterator[normalizers.Normalizer]:
 def _escape_regex(text: Iterable[str]) -> str:
     """Spells characters by their codes, as in a regular expression."""
     return "".join(f"\\x{{{ord(character):x}}}" for character in text)
-
-
-def _unused_characters(characters: Collection[str]) -> Iterator[str]:
-    """Iterates over characters for private use that are not among these."""
-    return (character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in characters)
