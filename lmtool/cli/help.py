@@ -122,12 +122,14 @@ def _add_run_option(command: Callable[..., None]) -> Callable[..., None]:
     """Adds `--run` to a command if its first argument is a run."""
     parameters = [*inspect.signature(command).parameters.values()]
     first = parameters[0] if parameters else None
-    if first is None or not _is_run_argument(first):
+    made = [] if first is None else [first.default, *getattr(first.annotation, "__metadata__", ())]
+    metavars = [one.metavar for one in made if isinstance(one, typer.models.ArgumentInfo)]
+    if first is None or not {"RUN", "RECIPE|RUN"} & set(metavars):
         return command
     is_list = get_origin(first.annotation) is list or list[str] in get_args(first.annotation)
-    made = option("RUN", "Another way to name the run.", "--run")
+    default = option("RUN", "Another way to name the run.", "--run")
     kind = list[str] | None if is_list else str | None
-    named = inspect.Parameter(RUN_OPTION, inspect.Parameter.KEYWORD_ONLY, default=made, annotation=kind)
+    named = inspect.Parameter(RUN_OPTION, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
     n = sum(one.kind is not inspect.Parameter.KEYWORD_ONLY for one in parameters)
 
     @wraps(command)
@@ -138,13 +140,6 @@ def _add_run_option(command: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.Signature([*parameters[:n], named, *parameters[n:]])
     called.__signature__ = signature  # type: ignore[attr-defined]
     return called
-
-
-def _is_run_argument(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter is an argument that names runs."""
-    made = [parameter.default, *getattr(parameter.annotation, "__metadata__", ())]
-    is_argument = [one for one in made if isinstance(one, typer.models.ArgumentInfo)]
-    return any(one.metavar in ("RUN", "RECIPE|RUN") for one in is_argument)
 
 
 class _HelpMixin:
@@ -234,18 +229,16 @@ HELP_NAMES = ["--help", "-h"]
 
 def find_near_words(word: str, known: Iterable[str]) -> list[str]:
     """Returns the words that a misspelt one may mean: a prefix of either, one with all its parts, or a close match."""
-    return [other for other in known if _is_near(*(one.lstrip("-").lower().replace("_", "-") for one in (word, other)))]
-
-
-def _is_near(word: str, other: str) -> bool:
-    short, long = sorted((word, other), key=len)
-    if len(short) < 3:
-        return False
-    parts = word.split("-")
-    has_parts = len(parts) > 1 and set(parts) <= set(other.split("-"))
-    return (
-        long.startswith(short) or has_parts or (len(word) > 3 and bool(get_close_matches(word, [other], cutoff=0.75)))
-    )
+    near = []
+    for name in known:
+        typed, other = (one.lstrip("-").lower().replace("_", "-") for one in (word, name))
+        short, long = sorted((typed, other), key=len)
+        parts = typed.split("-")
+        has_parts = len(parts) > 1 and set(parts) <= set(other.split("-"))
+        is_close = len(typed) > 3 and bool(get_close_matches(typed, [other], cutoff=0.75))
+        if len(short) >= 3 and (long.startswith(short) or has_parts or is_close):
+            near.append(name)
+    return near
 
 
 def group(help: str, *lines: str, cls: type[Group] = Group, **more: Any) -> typer.Typer:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lmtool.cli.arguments import RUN_HELP
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import put_data
+from lmtool.cli.output import print_text
 
 WATCH_SECONDS = 5
 """Seconds between two pages of `--watch`."""
@@ -44,7 +44,7 @@ def report(
         return goes_on
 
     goes_on = written()
-    put_data(output)
+    print_text(output)
     while goes_on:
         time.sleep(WATCH_SECONDS)
         goes_on = written()
