@@ -220,11 +220,10 @@ def _list_reference_levels(histories: Sequence[RunHistory]) -> list[HorizontalLi
 def _render_metric_charts(histories: Sequence[RunHistory]) -> list[Section]:
     """Renders charts of the metrics of validations, if there are any."""
     names = list(dict.fromkeys(name for history in histories for name in history.task_metrics))
-
-    def has_metric(record: LogRecord) -> bool:
-        return any(finite_number(record.get(name)) is not None for name in names)
-
-    drawn = [_PlottedRun(history, list(filter(has_metric, history.records)), i) for i, history in enumerate(histories)]
+    drawn = []
+    for colour, history in enumerate(histories):
+        records = [one for one in history.records if any(finite_number(one.get(name)) is not None for name in names)]
+        drawn.append(_PlottedRun(history, records, colour))
     charts = {name: (name, f"Validation {name}", name) for name in names}
     return _render_charts_over_steps("Metrics", "metric", drawn, charts, "Of the validation rows.")
 
@@ -269,13 +268,16 @@ def _render_run_comparison(histories: Sequence[RunHistory]) -> Markup:
 
 
 def _render_results(results: Mapping[str, Any]) -> Markup:
-    """Renders the scores of the best checkpoint."""
+    """Renders the scores of the best checkpoint, with 95 % intervals where these can be computed."""
     n_rows = effective_sample_size(results.get("rows") or 0, str(results.get("part")))
-    pairs = [
-        (name.replace("_", " "), _format_with_interval(name, value, n_rows))
-        for name, value in results.items()
-        if isinstance(value, str | int | float) and name != "task"
-    ]
+    pairs: list[tuple[str, TableCell]] = []
+    for name, value in results.items():
+        if isinstance(value, str | int | float) and name != "task":
+            limits = confidence_interval_95(name, value, n_rows) if isinstance(value, float) else None
+            shown = _to_cell(value)
+            if limits is not None:
+                shown = f"{value:.4f} (95 %: {limits[0]:.4f} to {limits[1]:.4f})"
+            pairs.append((name.replace("_", " "), shown))
     if baseline := results.get("baseline"):
         names = ("metric", "constant", "linear", "features")
         pairs += [(f"baseline, {name}", _to_cell(baseline[name])) for name in names]
@@ -305,12 +307,6 @@ def _render_results(results: Mapping[str, Any]) -> Markup:
         caption = f"{texts}, the worst first, then the best, by {'chrF' if score == 'chrf' else 'F1'}"
         parts.append(_render_rows(sentences, ["row", "source", "target", "predicted", score], caption))
     return Markup("").join(parts)
-
-
-def _format_with_interval(name: str, value: object, rows: int) -> TableCell:
-    """Formats a figure, with its 95 % interval if that can be computed."""
-    limits = confidence_interval_95(name, value, rows) if isinstance(value, float) else None
-    return _to_cell(value) if limits is None else f"{value:.4f} (95 %: {limits[0]:.4f} to {limits[1]:.4f})"
 
 
 def _render_rows(records: Sequence[Mapping[str, Any]], columns: Sequence[str], caption: str) -> Markup:
