@@ -23,23 +23,23 @@ def format_examples(*lines: str) -> str:
     return "  \n".join(("Examples:", *(f"`{line}`" for line in lines)))
 
 
-def complete_runs(begun: str) -> list[str]:
-    """Returns the names of runs that begin with `begun`, for completion in a shell."""
+def complete_runs(prefix: str) -> list[str]:
+    """Returns the names of runs that begin with `prefix`, for completion in a shell."""
     from lmtool.runs.paths import list_runs
 
-    return [name for name in ("last", *sorted(path.name for path in list_runs())) if name.startswith(begun)]
+    return [name for name in ("last", *sorted(path.name for path in list_runs())) if name.startswith(prefix)]
 
 
-def complete_recipes(begun: str) -> list[str]:
-    """Returns the names of shipped recipes that begin with `begun`."""
+def complete_recipes(prefix: str) -> list[str]:
+    """Returns the names of shipped recipes that begin with `prefix`."""
     from lmtool.recipe.load import shipped_recipes
 
-    return [name for name in sorted(shipped_recipes()) if name.startswith(begun)]
+    return [name for name in sorted(shipped_recipes()) if name.startswith(prefix)]
 
 
-def complete_recipes_or_runs(begun: str) -> list[str]:
-    """Returns the names of shipped recipes and of runs that begin with `begun`."""
-    return complete_recipes(begun) + complete_runs(begun)
+def complete_recipes_or_runs(prefix: str) -> list[str]:
+    """Returns the names of shipped recipes and of runs that begin with `prefix`."""
+    return complete_recipes(prefix) + complete_runs(prefix)
 
 
 _COMPLETIONS = {"RUN": complete_runs, "RECIPE": complete_recipes, "RECIPE|RUN": complete_recipes_or_runs}

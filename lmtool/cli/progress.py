@@ -72,7 +72,9 @@ class Display:
             self._update(description=stage, completed=done, total=total or None)
             return
         if now - self._last_line > LINE_SECONDS:
-            left = f", {_clock((now - self._stage_began) * (total - done) / done)} left" if 0 < done < total else ""
+            left = (
+                f", {_format_clock((now - self._stage_began) * (total - done) / done)} left" if 0 < done < total else ""
+            )
             extent = f": {100 * done / total:.0f} %{left}" if total else f": {done:,} characters" if done else ""
             self._say(f"{stage}{extent}")
             self._last_line = now
@@ -97,7 +99,7 @@ class Display:
             case events.TrainingStarted():
                 self._begin_training(event)
             case events.StepCompleted():
-                self._step(event.step, event.validation, event.is_best)
+                self._show_step(event.step, event.validation, event.is_best)
             case events.SampleGenerated():
                 if not self._has_sampled:
                     self._say("samples, one to a line: the prompt, |, what the model writes; ↵ is a line break")
@@ -184,7 +186,7 @@ class Display:
             numbers = [TextColumn(f"{{task.fields[{field}]}}") for field in ("loss", "speed", "left")]
             self._open_bar([TextColumn("step"), MofNCompleteColumn(), *bar, *numbers], plan.steps, plan.first_step)
 
-    def _step(self, step: "CompletedStep", validation: "ValidationResult | None", is_best: bool) -> None:
+    def _show_step(self, step: "CompletedStep", validation: "ValidationResult | None", is_best: bool) -> None:
         # The mean of the last steps, since they vary, without the first, which includes warm-up.
         last = step.seconds, step.n_computed
         self._recent = [*self._recent[-19:], last] if len(self._recent) > 1 else [last] * (len(self._recent) + 1)
@@ -197,7 +199,7 @@ class Display:
         beside = max(0.0, time.monotonic() - self._began - self._stepping) / self._n_done
         left = ""
         if self._steps is not None:
-            left = f"{_clock((self._steps - step.step) * (seconds / len(self._recent) + beside))} left"
+            left = f"{_format_clock((self._steps - step.step) * (seconds / len(self._recent) + beside))} left"
         self._update(completed=step.step, loss=f"loss {step.loss:.3f}", speed=speed, left=left)
         valid = ""
         if validation is not None:
@@ -248,7 +250,7 @@ def format_quantity(number: float, unit: str) -> str:
 
 def _describe_timing(timed: "DurationEstimate") -> list[str]:
     padding = ", padding included" if timed.unit == "token" else ""
-    lines = [f"time: about {_clock(timed.seconds)} more here, at {timed.speed:,.0f} {timed.unit}s/s{padding}"]
+    lines = [f"time: about {_format_clock(timed.seconds)} more here, at {timed.speed:,.0f} {timed.unit}s/s{padding}"]
     if timed.patience is not None:
         lines[0] += f"; less where patience ({format_count(timed.patience, 'validation')}) ends it"
     if timed.pass_minutes is not None:
@@ -269,14 +271,16 @@ def _describe_end(event: "TrainingEnded", seconds: float, part: str) -> str:
     match event.reason:
         case "finished":
             place = f" at step {event.step}" if event.step > 1 else ""
-            return f"finished{place} after {_clock(seconds)}{best}"
+            return f"finished{place} after {_format_clock(seconds)}{best}"
         case "early":
-            return f"stopped early at step {event.step} after {_clock(seconds)}: validation did not improve{best}"
+            return (
+                f"stopped early at step {event.step} after {_format_clock(seconds)}: validation did not improve{best}"
+            )
         case "below":
-            return f"stopped at step {event.step} after {_clock(seconds)}: far below the baseline{best}"
+            return f"stopped at step {event.step} after {_format_clock(seconds)}: far below the baseline{best}"
     return f"interrupted and saved at step {event.step}{best}; lmtool resume continues"
 
 
-def _clock(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     hours, rest = divmod(round(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"

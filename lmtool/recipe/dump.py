@@ -62,7 +62,7 @@ def _format_value(value: object) -> str:
     return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
 
 
-def schema() -> str:
+def recipe_json_schema() -> str:
     """Returns the JSON Schema of recipes, for completion and documentation in editors."""
     tree = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
     return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"

@@ -319,11 +319,14 @@ def _parse_setting(argument: str) -> Iterator[Setting]:
         text = text.strip()
     key = key.strip()
     path: KeyPath = tuple(key.split("."))
+    types = [field.annotation for field in _find_fields(path)]
+    accepts_null = any(one in (str | None, Strings | None) for one in types)
+    needs_no_quotes = accepts_null or any(one in (str, tuple[str, ...]) for one in types)
     if not equals or not key:
         yield Setting("", None, flag, mistake="write KEY=VALUE, such as training.steps=500")
-    elif not _find_fields(path):
+    elif not types:
         yield Setting(key, None, flag, mistake=f"unknown key{_format_suggestion_for_unknown_key(path)}")
-    elif _accepts_plain_text(path) and not (text.strip() == "null" and _accepts_null(path)):
+    elif needs_no_quotes and not (accepts_null and text.strip() == "null"):
         # only a list or quoted text is YAML here: `ROMEO:` is not a mapping
         document = parse_yaml(text, "") if text.startswith(("[", '"', "'")) else YamlDocument()
         is_yaml = not document.mistakes and isinstance(document.value, str | list)
@@ -352,16 +355,6 @@ def _split_setting(path: KeyPath, value: object, flag: str) -> Iterator[Setting]
 def _find_fields(path: KeyPath) -> list[FieldInfo]:
     """Returns the fields at a path, of every kind along it; none for an unknown key."""
     return [owner.model_fields[str(path[-1])] for owner in specs_with_key(path)]
-
-
-def _accepts_plain_text(path: KeyPath) -> bool:
-    """Returns whether the value at `path` is a text or a list of texts, which needs no quotes."""
-    return _accepts_null(path) or any(field.annotation in (str, tuple[str, ...]) for field in _find_fields(path))
-
-
-def _accepts_null(path: KeyPath) -> bool:
-    """Returns whether the value at `path` is a text or a list of texts, or null."""
-    return any(field.annotation in (str | None, Strings | None) for field in _find_fields(path))
 
 
 def _format_suggestion_for_unknown_key(path: KeyPath) -> str:

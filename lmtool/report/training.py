@@ -88,8 +88,11 @@ def render_runs_page(histories: Sequence[RunHistory], *, refresh_seconds: int | 
         if history.gradient_norms:
             drawn = render_gradient_figure(history.gradient_norms, f"gradients-{colour}")
             sections.append(Section(f"How far back gradients reach{of}", drawn))
-        if history.samples:
-            sections.append(Section(f"Samples{of}", _render_samples(history.samples)))
+        if samples := history.samples:
+            if (n := len(samples)) > MAX_SAMPLES:
+                samples = [samples[i * (n - 1) // (MAX_SAMPLES - 1)] for i in range(MAX_SAMPLES)]
+            newest_first = [(one["step"], one.get("prompt") or "", one.get("text") or "") for one in reversed(samples)]
+            sections.append(Section(f"Samples{of}", render("samples.html", rows=newest_first)))
         values = table(["key", "value"], [[key, _format_recipe_value(value)] for key, value in history.recipe.items()])
         sections.append(Section(f"Recipe{of}", render("recipe.html", numbers=values)))
         sections.append(Section(f"{RUN_PAGE_HEADING}{of}", _render_provenance_and_sessions(history)))
@@ -340,14 +343,6 @@ def _render_calibration(calibration: Mapping[str, Any], counted: str) -> Markup:
         caption += f"; {before['ece']:.3f} before the scores were divided by the temperature"
     rows = [[one["confidence"], one["accuracy"], one["rows"]] for one in bins]
     return figure(chart.page_svg(), caption, table(["confidence", "accuracy", counted], rows))
-
-
-def _render_samples(samples: Sequence[LogRecord]) -> Markup:
-    """Renders generated texts, the newest first."""
-    n = len(samples)
-    chosen = samples if n <= MAX_SAMPLES else [samples[i * (n - 1) // (MAX_SAMPLES - 1)] for i in range(MAX_SAMPLES)]
-    rows = [(sample["step"], sample.get("prompt") or "", sample.get("text") or "") for sample in reversed(chosen)]
-    return render("samples.html", rows=rows)
 
 
 def _render_provenance_and_sessions(history: RunHistory) -> Markup:

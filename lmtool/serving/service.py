@@ -251,10 +251,20 @@ class ModelService:
         return LabelPredictor.from_model(self.loaded)
 
     def tokenize_rows(self, body: ClassifyBody) -> "list[TextWindows]":
-        """Tokenizes the texts of a request for labels. Raises UsageError for a run that predicts none."""
+        """Tokenizes the texts of a request for labels.
+
+        Raises UsageError for a run that predicts none, BadRequest for other columns than the model reads.
+        """
         columns = get_text_columns(self.loaded)
-        inputs = body.input if isinstance(body.input, list) else [body.input]
-        encoded = self.classifier.encode([_order_columns(one, columns) for one in inputs])
+        rows: list[str | tuple[str, ...]] = []
+        for given in body.input if isinstance(body.input, list) else [body.input]:
+            texts = {columns[0]: given} if isinstance(given, str) else given
+            names = [find_matching_column(name, list(texts)) for name in columns]
+            if len(texts) != len(columns) or None in names:
+                raise BadRequest(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
+            row = tuple(texts[name] for name in names if name is not None)
+            rows.append(row if len(row) > 1 else row[0])
+        encoded = self.classifier.encode(rows)
         return [TextWindows(tuple(windows)) for _, windows in groupby(encoded, key=lambda row: row.number)]
 
     async def respond_with_labels(self, body: ClassifyBody, rows: "Sequence[TextWindows]") -> bytes:
@@ -324,14 +334,3 @@ class TextWindows(NamedTuple):
     def tokens(self) -> NDArray[np.int64]:
         """The tokens of all rows."""
         return np.concatenate([row.tokens for row in self.windows])
-
-
-def _order_columns(texts: str | dict[str, str], columns: tuple[str, ...]) -> str | tuple[str, ...]:
-    """Returns the texts of a row in the order of the model's columns; of one column, the text. Raises BadRequest."""
-    if isinstance(texts, str):
-        texts = {columns[0]: texts}
-    names = [find_matching_column(name, list(texts)) for name in columns]
-    if len(texts) != len(columns) or None in names:
-        raise BadRequest(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
-    row = tuple(texts[name] for name in names if name is not None)
-    return row if len(row) > 1 else row[0]

@@ -48,7 +48,7 @@ POLL_SECONDS = 0.2
 """Interval at which processes and the request to stop are checked."""
 
 
-def count_parallel_runs() -> int:
+def default_n_parallel_runs() -> int:
     """Returns how many runs to train at once: one on each GPU, or else on each core."""
     return torch.cuda.device_count() or count_cores()
 
@@ -151,7 +151,7 @@ class Sweep:
     def train(self, names: Sequence[str], end_share: float = 1.0, max_seconds: float = math.inf) -> None:
         """See `TrainableRuns`. Raises KeyboardInterrupt when `should_stop` and all processes have saved and ended."""
         deadline = time.monotonic() + max_seconds
-        before = {name: self.get_progress(name) for name in names if name not in self.failures}
+        before = {name: self.get_completed_share(name) for name in names if name not in self.failures}
         left = [name for name, share in before.items() if share < end_share]
 
         def is_over() -> bool:
@@ -164,7 +164,7 @@ class Sweep:
                 # the first line of the error
                 lines = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
                 self.failures[name] = next(line for line in [*reversed(lines), "unknown"] if line[:1] != " "), code
-            self._last_processes[name] = seconds, self.get_progress(name) - before[name]
+            self._last_processes[name] = seconds, self.get_completed_share(name) - before[name]
             self.on_run_end(name)
         if self.should_stop():
             raise KeyboardInterrupt
@@ -175,7 +175,7 @@ class Sweep:
         for name, history in self._open_histories(names).items():
             step_seconds = finite_number(history.last_record.get("seconds")) or 0.0
             # validations and checkpoints take about a fifth of the time of the steps
-            total = max(total, 1.2 * step_seconds / self.get_progress(name))
+            total = max(total, 1.2 * step_seconds / self.get_completed_share(name))
         processes = [self._last_processes.get(name, (0.0, 0.0)) for name in names]
         # no process starts in less than a second
         return RunCost(max([1.0, *(seconds - share * total for seconds, share in processes)]), total or math.inf)
@@ -185,7 +185,7 @@ class Sweep:
         histories = self._open_histories(name for name in names if name not in self.failures)
         return sorted(histories, key=lambda name: -results.score_by_validation(histories[name]))
 
-    def get_progress(self, name: str) -> float:
+    def get_completed_share(self, name: str) -> float:
         """Returns the share of its steps that a run has done: 1 if nothing is left, 0 before its first checkpoint."""
         if not has_checkpoint(self.folder / name):
             return 0.0
@@ -242,7 +242,7 @@ class Sweep:
 
     def describe_run_progress(self, name: str) -> str:
         """Describes in words how far a run has come, or why it failed."""
-        share = self.get_progress(name)
+        share = self.get_completed_share(name)
         if name in self.failures or not share:
             return self.failures.get(name, ("not begun", 0))[0]
         metric, value = results.get_validation_metric(self._open_histories([name])[name])

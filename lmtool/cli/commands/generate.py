@@ -149,7 +149,7 @@ def generate(
     completions = generator.completions(prompts, params, **options)
     if streams:
         echoed = generator.echoed(prompts[0], params, echo)
-        completions = _print_stream(echoed, generator.generate(prompts, params, **options))
+        completions = _print_while_generating(echoed, generator.generate(prompts, params, **options))
     describe(generator.loaded, quiet, f"seed {params.seed}")
     warn_of_unknown_tokens(generator.loaded, [text for prompt in prompts for text in prompt.split(mask or "\0")])
     if not quiet:
@@ -196,8 +196,8 @@ def generate(
         eprint(f"{format_count(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
 
 
-def _print_stream(echoed: str, tokens: "Iterable[Token]") -> "Iterator[Completion]":
-    """Print a text to a terminal as it is generated, and yield it then."""
+def _print_while_generating(echoed: str, tokens: "Iterable[Token]") -> "Iterator[Completion]":
+    """Prints a text to a terminal as it is generated, and yields it then."""
     print_text(echoed, end="")
     for token in tokens:
         print_text(token.text, end="" if token.completion is None else "\n")
@@ -217,7 +217,7 @@ def _parse_bias(argument: str) -> tuple[str, float]:
 
 
 def _print_probabilities(generator: "TextGenerator", completion: "Completion") -> None:
-    """A table of the tokens; on a terminal, more probable ones are greener."""
+    """Prints a table of the tokens; on a terminal, more probable ones are greener."""
     from math import exp
 
     from rich.console import Console

@@ -140,9 +140,9 @@ def schema() -> None:
     Examples:
     lmtool recipes schema > schema.json
     """
-    from lmtool.recipe.dump import schema
+    from lmtool.recipe.dump import recipe_json_schema
 
-    print_text(schema(), end="")
+    print_text(recipe_json_schema(), end="")
 
 
 app = group(

@@ -147,20 +147,20 @@ def label(
     features = compute_embeddings_or_tfidf([" ".join(texts) for _, texts in rows.rows], loaded)
     labelling = ActiveLearningSession(rows, LockedAnswerJournal(journal, head), features, names)
 
-    def told(line: str) -> None:
+    def print_address_or_progress(line: str) -> None:
         is_address = line.startswith("http://")
         if is_address and as_json:
             print_json({"address": line, **labelling.to_record()})
         elif is_address or not quiet:
             eprint(line)
 
-    signal_number = serve_labelling_until_signal(labelling, port, told)
+    signal_number = serve_labelling_until_signal(labelling, port, print_address_or_progress)
     print_result(labelling, as_json)
     raise typer.Exit(128 + signal_number)
 
 
 def _check_installed(command: str) -> None:
-    """Raise ResourceError where libraries of the server are missing."""
+    """Raises ResourceError where libraries of the server are missing."""
     from importlib.util import find_spec
 
     missing = [name for name in ("starlette", "uvicorn", "h11", "prometheus_client") if find_spec(name) is None]

@@ -73,7 +73,7 @@ def sweep(
 
     from lmtool.apps.sweeping.halving import train_by_halving
     from lmtool.apps.sweeping.results import get_validation_metric, make_results_table
-    from lmtool.apps.sweeping.sweep import Sweep, SweepArguments, count_parallel_runs
+    from lmtool.apps.sweeping.sweep import Sweep, SweepArguments, default_n_parallel_runs
     from lmtool.report.numbers import format_number
     from lmtool.runs.creation import make_run_path
 
@@ -103,18 +103,18 @@ def sweep(
         # so that those that there is no time for are not all of one kind
         others = random.Random(usual.seed).sample([*choices], len(choices))
         choices = {default: {}} | {name: choices[name] for name in others}
-    slots = min(len(choices), jobs or count_parallel_runs())
+    slots = min(len(choices), jobs or default_n_parallel_runs())
     folder, stop = output or make_run_path("sweep"), StopAtStep(notify=not quiet)
     n_ended = 0
 
-    def ended(name: str) -> None:
+    def print_run_end(name: str) -> None:
         nonlocal n_ended
         n_ended += 1
         if not quiet:
             eprint(f"{n_ended}: {name}, {this.describe_run_progress(name)}")
 
     commands = {name: inputs.build_command(subcommand, choice) for name, choice in choices.items()}
-    this = Sweep(folder, choices, commands, slots, stop.requested, ended)
+    this = Sweep(folder, choices, commands, slots, stop.requested, print_run_end)
     this.check_and_create_folder()
     if not quiet:
         about = (

@@ -99,7 +99,7 @@ def tokenize(
 
 
 def _print_tokens(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -> None:
-    """Pieces and ids of a text; also as a page."""
+    """Prints the pieces and ids of a text, and writes them as a page if a file is named."""
     warn_of_file_names([text])
     if html is not None:
         from lmtool.report.page import write_page
@@ -118,7 +118,7 @@ def _print_tokens(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path |
 def _print_summary(
     prepared: "TokenizedData", requested: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
 ) -> None:
-    """Sizes and speed; no speed when everything was cached."""
+    """Prints sizes and speed; no speed when everything was cached."""
     from lmtool.storage.durable import cache_folder, is_cache_temporary
 
     stores = {"train": prepared.train, "valid": prepared.valid}
