@@ -611,3 +611,25 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
 @pytest.mark.parametrize("topic", TOPICS)
 def test_a_topic_shows_what_it_says(topic: str) -> None:
     assert CHECKS[topic](Printed(TOPICS[topic]))
+
+
+def test_the_costs_of_a_token_are_parts_of_the_printed_mean() -> None:
+    topic, context, per_compared_token = TOPICS["Caching"], 1024, 4 * 768 * 12
+    (of_row,) = Printed(topic).all(r"124,439,808", "  100")
+    of_matrices = of_row - per_compared_token * (context + 1) / 2  # a token compares with half of the row on average
+    of_last = of_matrices + per_compared_token * context
+    found = re.search(
+        r"The (\d+) million operations.*? (\d+) million are those of the matrices.*? = ([\d,]+) for each.*?: (\d+) "
+        r"million as a mean.*? and (\d+)\s+million for the last token, which so costs (\d+) million",
+        topic,
+        re.DOTALL,
+    )
+    assert found is not None
+    mean_of_row, matrices, compared, attention, last, cached = (
+        int(figure.replace(",", "")) for figure in found.groups()
+    )
+    assert compared == per_compared_token
+    assert [mean_of_row, matrices, last, cached] == [
+        round(figure / 1e6) for figure in (of_row, of_matrices, per_compared_token * context, of_last)
+    ]
+    assert attention == round((of_row - of_matrices) / 1e6)

@@ -1,6 +1,6 @@
 """Assignment 2: attention in several heads (Vaswani et al. 2017).
 
-The course: docs/course.md, "Self-attention in several heads" and "Masks". T positions, D width of the model, H heads.
+The course: docs/course.md, "Self-attention in several heads" and "Masks". T positions, D model width, H heads.
 """
 
 import numpy as np
@@ -10,12 +10,12 @@ Array = NDArray[np.float64]
 
 
 def softmax(scores_TS: Array) -> Array:
-    """Each row as probabilities. Scores may be as large as 1,000, and may be -inf where a row has other entries."""
+    """The softmax of each row. Scores may be as large as 1,000, and -inf if the row has other entries."""
     raise NotImplementedError
 
 
 def causal_mask(n: int) -> Array:
-    """(n, n): 0 where row i may attend to column j, -inf where it may not."""
+    """(n, n): 0 where position i may attend to position j, -inf elsewhere."""
     raise NotImplementedError
 
 
@@ -25,5 +25,8 @@ def attend(q_TK: Array, k_SK: Array, v_SV: Array, mask_TS: Array) -> Array:
 
 
 def multi_head(x_TD: Array, w_q: Array, w_k: Array, w_v: Array, w_o: Array, n_heads: int) -> Array:
-    """Causal self-attention, (T, D). The maps are D x D; head i has columns i D/H to (i + 1) D/H of the first three."""
+    """Causal self-attention, (T, D).
+
+    The matrices are (D, D); head i has columns i D/H to (i + 1) D/H of w_q, w_k and w_v.
+    """
     raise NotImplementedError

@@ -1,6 +1,6 @@
 """Assignment 3: a step of an LSTM (Hochreiter and Schmidhuber 1997; with forget gates, Gers et al. 2000).
 
-The course: docs/course.md, "GRU and LSTM". D width of the state, X width of the input. No loops over components.
+The course: docs/course.md, "GRU and LSTM". D state width, X input width. Write no loops over components.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ def step(x_X: Array, h_D: Array, c_D: Array, w: Array, u: Array, b: Array) -> tu
 
 
 def run(xs_TX: Sequence[Array], w: Array, u: Array, b: Array) -> Array:
-    """The states h after each input, (T, D), from a state and a cell of zeros."""
+    """The states h after each input, (T, D), starting from h = 0 and c = 0."""
     raise NotImplementedError
 
 
 def remembering_bias(d: int) -> Array:
-    """A bias (4 D) with which, where w and u are zero, a cell keeps all of itself at each step, and takes nothing in.
+    """A bias (4 D) with which, if w and u are zero, a cell keeps its value and ignores the input at each step.
 
-    "All" and "nothing" up to one part in ten thousand.
+    Exact up to one part in ten thousand.
     """
     raise NotImplementedError

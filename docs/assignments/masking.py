@@ -12,15 +12,15 @@ IGNORE = -100
 def corrupt(
     ids: Sequence[int], numbers: Sequence[tuple[float, float, int]], mask: int, special: Collection[int]
 ) -> tuple[list[int], list[int]]:
-    """What the model reads, and its targets.
+    """Returns the input of the model and its targets.
 
-    numbers: for each position a number that chooses it (below 0.15), one that says what becomes of it (below 0.8:
-    [MASK]; below 0.9: the random token; else it stays), and a random token. Special tokens are never chosen.
-    The target of a chosen position is its true token, of all others IGNORE.
+    numbers: for each position, a number that selects it (below 0.15), a number that decides its fate (below 0.8:
+    [MASK]; below 0.9: the random token; otherwise it stays), and a random token. Special tokens are never selected.
+    The target of a selected position is its true token, that of all others IGNORE.
     """
     raise NotImplementedError
 
 
 def loss(log_p_TV: Sequence[Sequence[float]], targets: Sequence[int]) -> float:
-    """The mean of -log p over the chosen positions; 0 where there is none."""
+    """The mean of -log p over the selected positions; 0 if there is none."""
     raise NotImplementedError

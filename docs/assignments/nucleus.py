@@ -7,22 +7,22 @@ from collections.abc import Sequence
 
 
 def probabilities(scores: Sequence[float], t: float) -> list[float]:
-    """softmax(scores / t); at t = 0 all of it on the highest score, the first of equal ones."""
+    """softmax(scores / t); at t = 0 the highest score (the first of equal ones) has probability 1."""
     raise NotImplementedError
 
 
 def top_k(p: Sequence[float], k: int) -> list[float]:
-    """The k most probable, renormalised; the others 0. Of equal ones the first."""
+    """Keeps the k most probable tokens (the first of equal ones), renormalized; the others get 0."""
     raise NotImplementedError
 
 
 def nucleus(p: Sequence[float], mass: float) -> list[float]:
-    """The smallest set of most probable tokens whose mass is at least `mass`, renormalised; the others 0."""
+    """Keeps the smallest set of most probable tokens whose mass is at least `mass`, renormalized; the others get 0."""
     raise NotImplementedError
 
 
 def draw(p: Sequence[float], number: float) -> int:
-    """The token on which a number from [0, 1) falls, when probabilities are laid one after the other.
+    """The token whose interval contains a number from [0, 1), when probabilities are laid end to end.
 
     Never a token with probability 0.
     """

@@ -13,8 +13,7 @@ from lmtool.model import build
 from lmtool.model.layers.ngrams import find_ngram_embeddings
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.recipe.load import load, shipped_recipes
-from lmtool.recipe.spec.position import LearnedPosition
-from lmtool.recipe.spec.transformer import Init, Norm, Transformer
+from lmtool.recipe.spec.transformer import Transformer
 from tests.support import tiny
 from tests.support.cases import nightly_but
 from tests.support.errors import refuses
@@ -228,13 +227,6 @@ def test_dropout_is_off_in_evaluation() -> None:
     assert torch.equal(model(batch).hidden_BTD, plain(batch).hidden_BTD)
     model.train()
     assert not torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)
-
-
-def test_the_pages_name_every_key() -> None:
-    pages = "".join(set(PAGES.values()))
-    for spec in (Transformer, LearnedPosition, Norm, Init):
-        for key in spec.model_fields:
-            assert re.search(rf"[`.]{key}[`:]", pages), key
 
 
 @pytest.mark.parametrize("shape", PAGES)
