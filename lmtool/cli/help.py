@@ -107,7 +107,7 @@ def flag(text: str, *names: str, default: Any = False, panel: str = "", **more: 
 def register(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
     """Adds a command to a program. Its docstring is its help, and ends in examples below "Examples:".
 
-    A command whose first argument is a run also gets `--run`; see `Command.make_parser`.
+    A command whose first argument is a run also gets `--run`; see `Command.parse_args`.
     """
     command = _add_run_option(command)
     text, _, lines = inspect.cleandoc(command.__doc__ or "").partition("\n\nExamples:\n")
@@ -134,7 +134,7 @@ def _add_run_option(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def called(**values: Any) -> None:
-        del values[RUN_OPTION]  # `make_parser` has read it
+        del values[RUN_OPTION]  # `parse_args` has read it
         command(**values)
 
     signature = inspect.Signature([*parameters[:n], named, *parameters[n:]])
@@ -159,30 +159,14 @@ class _HelpMixin:
 class Command(_HelpMixin, TyperCommand):
     """A command with formatted help, which checks that numbers are finite and not too large."""
 
-    def make_parser(self, ctx: Any) -> Any:
-        """Makes a parser that inserts the runs of `--run` before the arguments."""
-        parser = super().make_parser(ctx)
-        parse = parser.parse_args
-
-        def parse_args(args: list[str]) -> Any:
-            values, rest, order = parse(args)
-            if not (runs := values.pop(RUN_OPTION, None)):
-                return values, rest, order
-            words = [runs] if isinstance(runs, str) else [*runs]
-            arguments = [one for one in self.params if one.param_type_name == "argument"]
-            for one in arguments:
-                value = values.pop(one.name, None)
-                words += [value] if isinstance(value, str) else value or ()
-            words += rest
-            for one in arguments:
-                n_words = 1 if one.nargs == 1 else len(words)
-                if words:
-                    values[one.name] = words[0] if one.nargs == 1 else tuple(words)
-                words = words[n_words:]
-            return values, words, order
-
-        parser.parse_args = parse_args  # type: ignore[method-assign]  # Typer has no hook between reading and values
-        return parser
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses the arguments with the runs of `--run` before all others."""
+        options, _, _ = self.make_parser(ctx).parse_args([*args])
+        runs = options.get(RUN_OPTION) or []
+        rest = super().parse_args(ctx, [*([runs] if isinstance(runs, str) else runs), *args])
+        if runs:
+            ctx.params[RUN_OPTION] = None  # they are arguments now
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         """Raises UsageError for a number that is not finite, or larger than a recipe allows."""
