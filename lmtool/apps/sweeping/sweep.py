@@ -61,20 +61,12 @@ class EndedProcess(NamedTuple):
     seconds: float
 
 
-class ResolvedSweep(NamedTuple):
-    """Arguments for all runs of a sweep, the command that trains on such data, and what was chosen, in lines."""
-
-    arguments: "SweepArguments"
-    subcommand: Literal["pretrain", "finetune"]
-    message: str
-
-
 @dataclass(frozen=True)
 class SweepArguments:
     """What the user typed.
 
     source, recipe: see `plan_finetuning_or_pretraining`. fixed_settings: `KEY=VALUE` texts. table_settings: options
-        that read tables.
+        that read tables. subcommand: that which trains on the data, once they are resolved.
     """
 
     data: Sequence[str]
@@ -82,13 +74,14 @@ class SweepArguments:
     recipe: str | None
     fixed_settings: Sequence[str]
     table_settings: Sequence[Setting] = ()
+    subcommand: Literal["pretrain", "finetune"] = "pretrain"
 
-    def resolve_for_all_runs(self, axes: Axes, report: Progress) -> ResolvedSweep:
+    def resolve_for_all_runs(self, axes: Axes, report: Progress) -> "tuple[SweepArguments, str]":
         """Resolves once what all runs share, such as features that are chosen.
 
-        The new arguments name the run that is trained further by its path, because "last" will soon be another run. For
-        tables they hold out rows and set the features that cross-validation chose. Raises LmtoolError, also if there
-        are no data.
+        Returns arguments for all runs, and what was chosen, in lines. The new arguments name the run that is trained
+        further by its path, because "last" will soon be another run. For tables they hold out rows and set the features
+        that cross-validation chose. Raises LmtoolError, also if there are no data.
         """
         for source in self.data:
             if not source.startswith(HUB_PREFIX):
@@ -104,22 +97,22 @@ class SweepArguments:
                 held_out = "=".join(HELD_OUT_SETTING)
                 chosen.append(held_out)
                 messages.append(f"a quarter of the rows is held out, to compare settings (-s {held_out})")
-            inputs = replace(self, fixed_settings=[*chosen, *self.fixed_settings])
+            inputs = replace(self, fixed_settings=[*chosen, *self.fixed_settings], subcommand="finetune")
         if plan.base is not None and self.source == "last":
             inputs = replace(inputs, source=str(plan.base.run.path))
-        return ResolvedSweep(inputs, "finetune" if plan.tables else "pretrain", "\n".join(messages))
+        return inputs, "\n".join(messages)
 
     def resolve_recipe(self, point: GridPoint) -> Recipe:
         """Returns the recipe of a run before its text is read. Raises LmtoolError."""
         return plan_finetuning_or_pretraining(self.source, self.recipe, self._parse_settings(point)).recipe
 
-    def build_command(self, subcommand: Literal["pretrain", "finetune"], point: GridPoint) -> list[str]:
+    def build_command(self, point: GridPoint) -> list[str]:
         """Returns the command that trains a run."""
         options = [*(["-r", self.recipe] if self.recipe else []), *(["--from", self.source] if self.source else [])]
         table_settings = (f"{setting.key}={json.dumps(setting.value)}" for setting in self.table_settings)
         for assignment in (*self._format_settings(point), *table_settings):
             options += ["-s", assignment]
-        return ["lmtool", subcommand, *self.data, *options]
+        return ["lmtool", self.subcommand, *self.data, *options]
 
     def _parse_settings(self, point: GridPoint) -> list[Setting]:
         flags = [Setting("data.train", list(self.data), "DATA"), *self.table_settings]

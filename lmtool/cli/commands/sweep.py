@@ -80,9 +80,8 @@ def sweep(
     if twice := next((one for one in read_by if one.key in axes), None):
         raise UsageError(f"{twice.flag} and -s {twice.key} set the same key", fix="give one of them")
     with Display(True, quiet) as display:
-        inputs, subcommand, chosen = SweepArguments(data, source, recipe, fixed, read_by).resolve_for_all_runs(
-            axes, display.report
-        )
+        typed = SweepArguments(data, source, recipe, fixed, read_by)
+        inputs, chosen = typed.resolve_for_all_runs(axes, display.report)
     usual = inputs.resolve_recipe({})
     if minutes is not None and seeds > 1:
         raise UsageError("a search trains with one seed", fix="search first, then train the best with several --seeds")
@@ -113,7 +112,7 @@ def sweep(
         if not quiet:
             eprint(f"{n_ended}: {name}, {this.describe_run_progress(name)}")
 
-    commands = {name: inputs.build_command(subcommand, choice) for name, choice in choices.items()}
+    commands = {name: inputs.build_command(choice) for name, choice in choices.items()}
     this = Sweep(folder, choices, commands, slots, stop.requested, print_run_end)
     this.check_and_create_folder()
     if not quiet:
@@ -150,11 +149,9 @@ def sweep(
     if stop.requested():
         raise typer.Exit(stop.exit_code)
     if not quiet and rows[0].runs:
-        again = (
-            ["lmtool", subcommand, "-r", str(best)]
-            if inputs.source is None
-            else inputs.build_command(subcommand, rows[0].point)
-        )
+        again = inputs.build_command(rows[0].point)
+        if inputs.source is None:
+            again = ["lmtool", inputs.subcommand, "-r", str(best)]
         eprint(f"the best again: {shlex.join(again)}")
         if len({get_validation_metric(run)[1] for row in rows for run in row.runs}) == 1 < len(rows):
             eprint(
