@@ -23,8 +23,8 @@ from bench import describe_machine, options_of, print_head, print_row, run_in_tu
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from lmtool.data.survey import no_progress
 from lmtool.data.table import open_table
-from lmtool.evaluation.loop import ignore_progress
 from lmtool.interop.resolve import import_if_published
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.tasks.reading import read_labelled_table
@@ -108,7 +108,7 @@ def compare(given: argparse.Namespace) -> None:
     flags += [] if given.valid is None else [Setting("data.valid", [str(given.valid)], "--valid")]
     plan = plan_finetuning(import_if_published(str(given.source)), None, parse_settings([f"seed={given.seed}"], flags))
     with tempfile.TemporaryDirectory() as folder:
-        events = train(plan, SessionOptions([], ignore_progress, lambda: False, Path(folder) / "run"))
+        events = train(plan, SessionOptions([], no_progress, lambda: False, Path(folder) / "run"))
         began = time.perf_counter()
         n_ours = next(event.steps for event in events if isinstance(event, TrainingStarted))
         reading = time.perf_counter() - began

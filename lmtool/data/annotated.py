@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -45,11 +45,16 @@ class ConllFile(TextRowFile):
     def read_records(self) -> Iterator[RowRecord]:
         width = len(self.column_names)
         for sentence in self._read_sentences():
-            faults = (
-                _column_count_fault(line, fields, width) or find_field_fault(fields, line, self.field_limit)
-                for line, fields in sentence
-            )
-            fault = next(filter(None, faults), None)
+            fault = None
+            for line, fields in sentence:
+                if len(fields) == width:
+                    fault = find_field_fault(fields, line, self.field_limit)
+                else:
+                    what = f"the line has {format_count(len(fields), 'column')}, the first one of the file {width}"
+                    fix = "give every word as many columns, and put blank lines between"
+                    fault = RecordFault("uneven columns", what, fix, line, None)
+                if fault is not None:
+                    break
             words = [] if fault else [fields for _, fields in sentence]
             yield sentence[0][0], tuple(map(list, zip(*words, strict=True))), fault
 
@@ -68,22 +73,6 @@ class ConllFile(TextRowFile):
 
     def describe(self) -> str:
         return f"CoNLL columns, {self.encoding or 'UTF-8'}"
-
-
-def _column_count_fault(line_number: int, fields: Sequence[str], expected: int) -> RecordFault | None:
-    """Returns the fault of a line with another number of columns; None if there is none."""
-    if (width := len(fields)) == expected:
-        return None
-    what = f"the line has {format_count(width, 'column')}, the first one of the file {expected}"
-    return RecordFault(
-        "uneven columns", what, "give every word as many columns, and put blank lines between", line_number, None
-    )
-
-
-def format_conll_sentences(rows: Iterator[tuple[Sequence[Any], Sequence[Any]]]) -> Iterator[str]:
-    """Formats sentences in columns. rows: the lists of the columns of each sentence, and the lists of added columns."""
-    for columns, added in rows:
-        yield "".join("\t".join(fields) + "\n" for fields in zip(*columns, *added, strict=True)) + "\n"
 
 
 @dataclass(frozen=True)
@@ -105,7 +94,11 @@ class SquadFile(TextRowFile):
                 impossible = qa.get("is_impossible") is True
                 answers = [] if impossible and qa.get(ANSWERS) is None else qa.get(ANSWERS)
                 values = (*map(clean_text, (qa.get("id"), qa.get(QUESTION), context)), answers)
-                fault = _non_text_fault(values[1], values[2]) or find_field_fault(values, None, self.field_limit)
+                fault = find_field_fault(values, None, self.field_limit)
+                for name, value in ((CONTEXT, values[2]), (QUESTION, values[1])):
+                    if not isinstance(value, str):
+                        what = f"the {name} is {'missing' if value is None else type(value).__name__}, not text"
+                        fault = RecordFault("wrong type", what, "write text", None, name)
                 if fault is None and impossible and answers:
                     what = "the question is_impossible, and has an answer"
                     fault = RecordFault("impossible question", what, "remove one of the two", None, ANSWERS)
@@ -119,9 +112,8 @@ class SquadFile(TextRowFile):
         except (ValueError, RecursionError) as error:
             line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
             fix = "correct it; of a table of one JSON object on each line, the first line is to be one"
-            raise DataError(
-                f"not JSON: {line}{describe_json_error(error)}", where=display_path(self.path), fix=fix
-            ) from error
+            what = f"not JSON: {line}{describe_json_error(error)}"
+            raise DataError(what, where=display_path(self.path), fix=fix) from error
         articles = content.get("data") if isinstance(content, dict) else None
         paragraphs: list[Any] = []
         for article in articles if isinstance(articles, list) else [None]:
@@ -136,11 +128,3 @@ class SquadFile(TextRowFile):
 
     def describe(self) -> str:
         return "SQuAD's JSON"
-
-
-def _non_text_fault(question: Any, context: Any) -> RecordFault | None:
-    for name, value in ((QUESTION, question), (CONTEXT, context)):
-        if not isinstance(value, str):
-            what = f"the {name} is {'missing' if value is None else type(value).__name__}, not text"
-            return RecordFault("wrong type", what, "write text", None, name)
-    return None

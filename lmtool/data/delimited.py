@@ -177,9 +177,8 @@ def _parse_record(
 
 def _unclosed_quote_fault(line: int, column: int, max_characters: int | None) -> RecordFault:
     if max_characters is None:
-        return RecordFault(
-            "unclosed quote", "a quote opens here and is never closed", "close it", line, column, at_end=True
-        )
+        what = "a quote opens here and is never closed"
+        return RecordFault("unclosed quote", what, "close it", line, column, at_end=True)
     what = f"a quote opens here and is not closed within {max_characters:,} characters"
     return RecordFault("unclosed quote", what, "close it, or shorten the field", line, column)
 
@@ -266,7 +265,7 @@ def _are_tabbed_fields_quoted(text: str, score_plain: float, score_quoted: float
     suspects = [field for row in rows for field in row if '"' in field]
     if not all(_QUOTED.fullmatch(field) for field in suspects):
         return False
+    if any('""' in field[1:-1] for field in suspects):
+        return True
     columns = zip(*(row for row in rows if len(row) == len(rows[0])), strict=True)
-    return any('""' in field[1:-1] for field in suspects) or any(
-        len(column) > 1 and all('"' in field for field in column) for column in columns
-    )
+    return any(len(column) > 1 and all('"' in field for field in column) for column in columns)

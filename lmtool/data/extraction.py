@@ -115,11 +115,11 @@ def _read_brown_genres_and_sentences(files: Members) -> list[tuple[str, list[str
 
 def _make_brown_genre_rows(files: Members) -> list[TableRow]:
     """Makes passages of three sentences."""
-    return seeded_shuffle(
-        {"text": " ".join(sentences[i : i + 3]), "label": genre}
-        for genre, sentences in _read_brown_genres_and_sentences(files)
-        for i in range(0, len(sentences) - 2, 3)
-    )
+    rows = []
+    for genre, sentences in _read_brown_genres_and_sentences(files):
+        passages = (" ".join(sentences[i : i + 3]) for i in range(0, len(sentences) - 2, 3))
+        rows += [{"text": text, "label": genre} for text in passages]
+    return seeded_shuffle(rows)
 
 
 def _count_children_by_name_and_sex(files: Members) -> list[tuple[str, Counter[str]]]:
@@ -135,26 +135,23 @@ def _count_children_by_name_and_sex(files: Members) -> list[tuple[str, Counter[s
 
 def _make_name_sex_rows(files: Members) -> list[TableRow]:
     """Makes rows of those of the 20,000 most frequent names that nine in ten children of one sex have."""
-    common = [
-        (name, sexes.most_common(1)[0], sexes.total())
-        for name, sexes in _count_children_by_name_and_sex(files)[:20_000]
-    ]
-    return seeded_shuffle({"name": name, "label": sex} for name, (sex, n), total in common if n >= 0.9 * total)
-
-
-def read_emails_with_folders(files: Members) -> list[tuple[str, str]]:
-    """Returns folder and source of each mail."""
-    return seeded_shuffle((PurePosixPath(path).parent.name, text) for path, text in _decode_members(files).items())
+    rows = []
+    for name, sexes in _count_children_by_name_and_sex(files)[:20_000]:
+        ((sex, n),) = sexes.most_common(1)
+        if n >= 0.9 * sexes.total():
+            rows.append({"name": name, "label": sex})
+    return seeded_shuffle(rows)
 
 
 def _make_spam_rows(files: Members) -> list[TableRow]:
     """Makes rows of the subject and the beginning of the body without markup."""
     rows = []
-    for group, text in read_emails_with_folders(files):
+    for path, text in seeded_shuffle(_decode_members(files).items()):
         headers, _, body = text.partition("\n\n")
         if subject := re.search(r"^subject: *(.*)", headers, flags=re.I | re.M):
             plain = " ".join(re.sub(r"<[^>]*>", " ", body).split())[:1000]
-            rows.append({"subject": subject[1], "text": plain, "label": group.split("-")[-2]})
+            label = PurePosixPath(path).parent.name.split("-")[-2]
+            rows.append({"subject": subject[1], "text": plain, "label": label})
     return rows
 
 

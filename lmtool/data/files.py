@@ -167,17 +167,14 @@ def suggest_similar_files(path: Path) -> list[Path]:
     if base != path.parent:
         beside, folders = [], _find_similar_names(Path(path.relative_to(base).parts[0]), folders)
     inside = (file for folder in folders for file in _list_visible_entries(folder) if not os.path.isdir(file))
-    shipped = (
-        [] if path.is_absolute() else [Path("data", file.name) for file in _list_visible_entries(bundled.data_folder())]
-    )
+    bundled_files = () if path.is_absolute() else _list_visible_entries(bundled.data_folder())
+    shipped = (Path("data", file.name) for file in bundled_files)
     known = (*FOLDER_FORMATS, *TABLE_FORMATS, *filter(None, [path.suffix.lower()]))
-    levels = (
-        _find_similar_names(
-            path, (entry for entry in level if name_without_compression(entry).endswith(known) or os.path.isdir(entry))
-        )
-        for level in (beside, islice(inside, _MAX_SUGGESTION_CANDIDATES), shipped)
-    )
-    return next(filter(None, levels), [])[:3]
+    for level in (beside, islice(inside, _MAX_SUGGESTION_CANDIDATES), shipped):
+        likely = (entry for entry in level if name_without_compression(entry).endswith(known) or os.path.isdir(entry))
+        if similar := _find_similar_names(path, likely):
+            return similar[:3]
+    return []
 
 
 def _list_visible_entries(folder: Path) -> Iterator[Path]:
@@ -344,9 +341,8 @@ def read_text_blocks(path: Path, encoding: str | None = None, byte_range: ByteRa
 
 def _check_is_text_format(head: bytes, path: Path, encoding: str | None) -> None:
     if head.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
-        raise DataError(
-            "a workbook or archive, not text", where=display_path(path), fix="save the sheet as CSV (UTF-8)"
-        )
+        fix = "save the sheet as CSV (UTF-8)"
+        raise DataError("a workbook or archive, not text", where=display_path(path), fix=fix)
     if head.startswith(b"\x1f\x8b"):
         raise DataError("gzip, not text", where=display_path(path), fix="decompress it, or rename it to end in .gz")
     if head.startswith(b"\x28\xb5\x2f\xfd"):

@@ -18,14 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.machine import count_cores
-from lmtool.data.cached import (
-    TOKENIZERS,
-    TOKENS,
-    load_or_create,
-    remove_cache_folder,
-    store_lock_path,
-    warn_recreated,
-)
+from lmtool.data.cached import TOKENIZERS, TOKENS, load_or_create, remove_cache_folder, store_lock_path, warn_recreated
 from lmtool.data.corpus import DocumentChunk, find_last_pretoken_boundary
 from lmtool.data.files import display_path
 from lmtool.data.split import CorpusPart, WholeCorpusPart, split_by_characters, split_by_documents
@@ -185,8 +178,13 @@ def open_and_split_texts(
 
     scanned: see `tokenize_data`, which raises the same errors.
     """
-    texts, resolved = [], []
-    for alone in _expand_mixture(data):
+    texts, resolved, alone_or_mixed = [], [], [data]
+    if data.mixture:
+        # all texts are split and streamed alike
+        split = "slice" if data.split == "slice" else "document"
+        alike = data.with_unvalidated_values({"mixture": {}, "split": split, "stream": should_stream(data)})
+        alone_or_mixed = [alike.with_unvalidated_values({"train": (source,)}) for source in data.mixture]
+    for alone in alone_or_mixed:
         opened = scanned if scanned and scanned.matches(alone) else scan_training_text(alone, seed=seed, report=report)
         resolved.append(alone.with_unvalidated_values(opened.data.model_dump(include={"documents", "split", "stream"})))
         texts.append(_split_train_and_valid(opened.text, resolved[-1], seed, report))
@@ -210,15 +208,6 @@ def _joined_fingerprint(keys: Sequence[str]) -> str:
 def _group_by_split(texts: Sequence[TrainValidSplit], data: Data) -> tuple[list[CorpusSubset], list[CorpusSubset]]:
     """Returns the training parts and the validation parts; all texts share a validation text that `data` names."""
     return [text.train for text in texts], [text.valid for text in (texts[:1] if data.valid else texts)]
-
-
-def _expand_mixture(data: Data) -> list[Data]:
-    """Returns the data spec of each text of a mixture, all split and streamed alike, or else `data` alone."""
-    if not data.mixture:
-        return [data]
-    split = "slice" if data.split == "slice" else "document"
-    alike = data.with_unvalidated_values({"mixture": {}, "split": split, "stream": should_stream(data)})
-    return [alike.with_unvalidated_values({"train": (source,)}) for source in data.mixture]
 
 
 def _concatenate_stores(stores: Sequence[TokenStore]) -> TokenStore:
@@ -360,29 +349,27 @@ def encode_chunks_in_parallel(
 
 
 def _encode_chunk(chunk: DocumentChunk, tokenizer: Tokenizer, add_special_tokens: bool) -> EncodedChunk:
+    """Encodes the texts of a chunk.
+
+    add_special_tokens: BOS before each text that starts a document, and EOS behind each that ends one, unless EOS and
+    BOS are equal.
+    """
     tokens, lengths = tokenizer.encode_many(chunk.texts)
     if add_special_tokens:
-        tokens, lengths = _add_bos_eos(tokens, lengths, chunk, tokenizer)
+        ids = tokens
+        starts, ends = np.ones(len(lengths), dtype=bool), np.ones(len(lengths), dtype=bool)
+        starts[0], ends[-1] = chunk.starts, chunk.ends
+        ends &= tokenizer.bos_id != tokenizer.eos_id
+        lengths = lengths + starts + ends
+        stops = np.cumsum(lengths)
+        tokens = np.empty(stops[-1], dtype=np.uint32)
+        is_text = np.ones(len(tokens), dtype=bool)
+        for position, token in ((stops - lengths)[starts], tokenizer.bos_id), ((stops - 1)[ends], tokenizer.eos_id):
+            tokens[position] = token
+            is_text[position] = False
+        tokens[is_text] = ids
     n_bytes = np.array([utf8_length(text) for text in chunk.texts], dtype=np.int64)
     return EncodedChunk(tokens, lengths, n_bytes, _count_words(chunk.texts), chunk.ends)
-
-
-def _add_bos_eos(
-    ids: NDArray[np.uint32], lengths: NDArray[np.int64], chunk: DocumentChunk, tokenizer: Tokenizer
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Adds BOS to each text that starts a document, and EOS to each that ends one, unless EOS and BOS are equal."""
-    starts, ends = np.ones(len(lengths), dtype=bool), np.ones(len(lengths), dtype=bool)
-    starts[0], ends[-1] = chunk.starts, chunk.ends
-    ends &= tokenizer.bos_id != tokenizer.eos_id
-    lengths = lengths + starts + ends
-    stops = np.cumsum(lengths)
-    tokens = np.empty(stops[-1], dtype=np.uint32)
-    is_text = np.ones(len(tokens), dtype=bool)
-    for position, token in ((stops - lengths)[starts], tokenizer.bos_id), ((stops - 1)[ends], tokenizer.eos_id):
-        tokens[position] = token
-        is_text[position] = False
-    tokens[is_text] = ids
-    return tokens, lengths
 
 
 def _count_words(texts: Sequence[str]) -> NDArray[np.int64]:

@@ -1,15 +1,12 @@
 """Converts rows of a Python program to a table file, because everything else reads files."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lmtool.errors import DataError
 from lmtool.storage.checksum import sha256_of_file
 from lmtool.storage.durable import cache_folder, convert_write_errors, make_parent_and_scratch_folder, replace_path
-
-PythonRow = str | Sequence[Any] | Mapping[str, Any]
-"""A text, a sequence of values, or values by column name."""
 
 
 def rows_to_dicts(rows: Any, *, has_labels: bool) -> list[Mapping[str, Any]]:
@@ -24,19 +21,19 @@ def rows_to_dicts(rows: Any, *, has_labels: bool) -> list[Mapping[str, Any]]:
         return list(rows.to_dict("records"))
     if hasattr(rows, "tolist"):  # a column of pandas, or an array of NumPy
         rows = rows.tolist()
-    return [_row_to_dict(row, number, has_labels) for number, row in enumerate(rows, 1)]
-
-
-def _row_to_dict(row: PythonRow, number: int, has_labels: bool) -> Mapping[str, Any]:
-    if isinstance(row, Mapping):
-        return row
-    values = [row] if isinstance(row, str) else [*row] if isinstance(row, Iterable) else []
-    n_texts = len(values) - has_labels
-    if n_texts < 1:
-        what, fix = ("a text and its label", "(text, label)") if has_labels else ("a text", "a text")
-        raise DataError(f"{row!r:.40} is not {what}", where=f"row {number}", fix=f"give {fix}, or a dict by column")
-    names = ["text"] if n_texts == 1 else [f"text{i + 1}" for i in range(n_texts)]
-    return dict(zip([*names, "label"] if has_labels else names, values, strict=True))
+    dicts: list[Mapping[str, Any]] = []
+    for number, row in enumerate(rows, 1):
+        if isinstance(row, Mapping):
+            dicts.append(row)
+            continue
+        values = [row] if isinstance(row, str) else [*row] if isinstance(row, Iterable) else []
+        n_texts = len(values) - has_labels
+        if n_texts < 1:
+            what, fix = ("a text and its label", "(text, label)") if has_labels else ("a text", "a text")
+            raise DataError(f"{row!r:.40} is not {what}", where=f"row {number}", fix=f"give {fix}, or a dict by column")
+        names = ["text"] if n_texts == 1 else [f"text{i + 1}" for i in range(n_texts)]
+        dicts.append(dict(zip([*names, "label"] if has_labels else names, values, strict=True)))
+    return dicts
 
 
 def cache_labelled_rows(rows: Any) -> str:

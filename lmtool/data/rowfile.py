@@ -204,18 +204,16 @@ class DelimitedFile(TextRowFile):
             elif len(fields) == width:
                 yield record if at is None else (line, (fields[at],), None)
             elif any(field.strip() for field in fields):
-                yield line, fields, self._field_count_fault(fields, line)
+                what = f"the row has {format_count(len(fields), 'field')}, the header {width}"
+                fix = (
+                    "quote fields with delimiters or line breaks" if self.dialect.quoted else "take tabs out of fields"
+                )
+                if len(fields) < width:
+                    fix = "give every row as many delimiters as the header"
+                yield line, fields, RecordFault("ragged row", what, fix, line, min(len(fields), width - 1))
 
     def _parse_rows(self) -> Iterator[RowRecord]:
         return parse_records(self.line_blocks(), self.dialect, self.field_limit)
-
-    def _field_count_fault(self, fields: Sequence[str], line: int | None) -> RecordFault:
-        width = len(self.column_names)
-        what = f"the row has {format_count(len(fields), 'field')}, the header {width}"
-        fix = "quote fields with delimiters or line breaks" if self.dialect.quoted else "take tabs out of fields"
-        if len(fields) < width:
-            fix = "give every row as many delimiters as the header"
-        return RecordFault("ragged row", what, fix, line, min(len(fields), width - 1))
 
     def describe(self) -> str:
         return f"{self.dialect}, {'' if self.has_header else 'no header, '}{self.encoding or 'UTF-8'}"
@@ -267,24 +265,24 @@ class JsonLinesFile(JsonRowFile):
     """One JSON object per line."""
 
     def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
+        value: Any
         for line, row in enumerate(self.lines(), 1):
-            if not row.isspace():
-                yield line, self._parse_object(row, line, decoder)
-
-    def _parse_object(self, row: str, line: int, decoder: json.JSONDecoder) -> dict[str, Any] | RecordFault:
-        if len(row) >= max_line_length(self.field_limit):
-            return long_line_fault(line, self.field_limit)
-        try:
-            value = decoder.decode(row)
-        except _DuplicateKey as error:
-            return _duplicate_key_fault(error, line)
-        except (ValueError, RecursionError) as error:
-            return RecordFault(
-                "not JSON", f"not JSON: {describe_json_error(error)}: {quote(row.strip(), 40)}", _JSON_FIX, line, None
-            )
-        if not isinstance(value, dict):
-            return RecordFault("not JSON", f"not a JSON object: {quote(row.strip(), 40)}", _JSON_FIX, line, None)
-        return value
+            if row.isspace():
+                continue
+            if len(row) >= max_line_length(self.field_limit):
+                yield line, long_line_fault(line, self.field_limit)
+                continue
+            try:
+                value = decoder.decode(row)
+            except _DuplicateKey as error:
+                value = _duplicate_key_fault(error, line)
+            except (ValueError, RecursionError) as error:
+                what = f"not JSON: {describe_json_error(error)}: {quote(row.strip(), 40)}"
+                value = RecordFault("not JSON", what, _JSON_FIX, line, None)
+            if not isinstance(value, dict | RecordFault):
+                what = f"not a JSON object: {quote(row.strip(), 40)}"
+                value = RecordFault("not JSON", what, _JSON_FIX, line, None)
+            yield line, value
 
     def describe(self) -> str:
         return "JSON lines"
@@ -297,13 +295,12 @@ class JsonListFile(JsonRowFile):
     def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
         text = _IncrementalJsonReader(read_text_blocks(self.path, self.encoding))
         self._read_expected_character(text, "[")
-        if text.skip_space_and_peek() != "]":
-            while True:
-                yield self._decode_object(text, decoder)
-                if self._read_expected_character(text, ",]") == "]":
-                    break
-        else:
-            self._read_expected_character(text, "]")
+        is_at_end = text.skip_space_and_peek() == "]"
+        if is_at_end:
+            text.skip()
+        while not is_at_end:
+            yield self._decode_object(text, decoder)
+            is_at_end = self._read_expected_character(text, ",]") == "]"
         if text.skip_space_and_peek():
             raise self._error("text follows the list", text.line, "remove it, or put it into the list")
 
@@ -320,13 +317,11 @@ class JsonListFile(JsonRowFile):
                 reader.decode(_DECODER)
                 return line, _duplicate_key_fault(error, line)
             except (ValueError, RecursionError) as error:
-                fault_line = reader.line_of(error) if isinstance(error, json.JSONDecodeError) else line
-                if (
-                    isinstance(error, json.JSONDecodeError)
-                    and reader.n_buffered < max_line_length(self.field_limit)
-                    and reader.read_more()
-                ):
-                    continue
+                fault_line = line
+                if isinstance(error, json.JSONDecodeError):
+                    fault_line = reader.line_of(error)
+                    if reader.n_buffered < max_line_length(self.field_limit) and reader.read_more():
+                        continue
                 raise self._error(f"not JSON: {describe_json_error(error)}", fault_line, _LIST_FIX) from error
 
     def _read_expected_character(self, reader: "_IncrementalJsonReader", characters: str) -> str:
@@ -501,9 +496,8 @@ def missing_columns_error(columns_and_flags: Sequence[tuple[str, str]], names: S
     fixes = []
     for column, flag in columns_and_flags:
         near = get_close_matches(fold_name(column)[:_COMPARED], bare, n=1) or (list(bare) if len(bare) == 1 else [])
-        fixes += [
-            f"{flag} {name if _PLAIN_NAME.fullmatch(name) else quote(name)}" for key in near for name in [bare[key]]
-        ]
+        suggested = (bare[key] for key in near)
+        fixes += [f"{flag} {name if _PLAIN_NAME.fullmatch(name) else quote(name)}" for name in suggested]
     flags = " and ".join(dict.fromkeys(flag for _, flag in columns_and_flags))
     fix = f"name one of these with {flags}"
     if len(set(fixes)) == len(columns_and_flags):

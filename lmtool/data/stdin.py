@@ -87,45 +87,39 @@ def temporary_table_file(
             return
         path = _copy_stdin_to_table_file(folder, table_format.encoding)
         encoding = table_format.encoding or choose_encoding(path, trained_format.encoding)
-        is_table = path.suffix != ".csv" or _looks_like_table(
-            path, encoding, columns, table_format.delimiter or trained_format.delimiter
-        )
-        yield (
-            str(path)
-            if is_table
-            else _write_texts_as_table(folder, _read_saved_stdin_lines(path, encoding), columns, are_chats)
-        )
+        delimiter = table_format.delimiter or trained_format.delimiter
+        if path.suffix != ".csv" or _looks_like_table(path, encoding, columns, delimiter):
+            yield str(path)
+        else:
+            yield _write_texts_as_table(folder, _read_saved_stdin_lines(path, encoding), columns, are_chats)
 
 
 def replace_stdin_by_cached_file(kind: Literal["text", "table", "text or table"], *names: Any) -> list[Any]:
     """Writes standard input to a file of the cache, and returns the names with it in place of `-`.
 
-    The file stays in the cache because a resumed run reads it again. names: file names, lists of them, or Nones. kind:
-    of standard input, unless it is Parquet or JSON lines. Raises UsageError if standard input is named twice, and
-    DataError if it is empty.
+    The file is named by its content, and stays in the cache because a resumed run reads it again. names: file names,
+    lists of them, or Nones. kind: of standard input, unless it is Parquet or JSON lines. Raises UsageError if standard
+    input is named twice, and DataError if it is empty.
     """
     if sum([*(name if isinstance(name, list) else [name])].count(STDIN) for name in names) > 1:
         raise UsageError("standard input can be read once", where=STDIN, fix="name it once")
 
     def replace(name: Any) -> Any:
-        return (
-            [*map(replace, name)] if isinstance(name, list) else _copy_stdin_to_cache(kind) if name == STDIN else name
-        )
+        if isinstance(name, list):
+            return [*map(replace, name)]
+        if name != STDIN:
+            return name
+        folder = cache_folder().absolute() / "standard-input"
+        with make_parent_and_scratch_folder(folder) as scratch:
+            received = _copy_stdin_to_file(scratch, "received")
+            head = _read_head(received, choose_encoding(received))
+            text_suffix = ".csv" if kind == "table" or (kind != "text" and _is_delimited(head)) else ".txt"
+            path = folder / f"standard-input-{sha256_of_file(received)[:16]}{_infer_suffix(head, text_suffix)}"
+            with convert_write_errors(path):
+                replace_path(received, path)
+        return str(path)
 
     return [replace(name) for name in names]
-
-
-def _copy_stdin_to_cache(kind: str) -> str:
-    """Writes standard input to a file of the cache that is named by its content."""
-    folder = cache_folder().absolute() / "standard-input"
-    with make_parent_and_scratch_folder(folder) as scratch:
-        received = _copy_stdin_to_file(scratch, "received")
-        head = _read_head(received, choose_encoding(received))
-        text_suffix = ".csv" if kind == "table" or (kind != "text" and _is_delimited(head)) else ".txt"
-        path = folder / f"standard-input-{sha256_of_file(received)[:16]}{_infer_suffix(head, text_suffix)}"
-        with convert_write_errors(path):
-            replace_path(received, path)
-    return str(path)
 
 
 def has_piped_input() -> bool:
@@ -209,10 +203,10 @@ def _copy_stdin_to_file(folder: Path, name: str) -> Path:
 
 def _copy_stdin_to_table_file(folder: Path, encoding: str | None) -> Path:
     path = _copy_stdin_to_file(folder, "standard-input.csv")
-    ending = (
-        ".json" if is_json_list(path) else _infer_suffix(_read_head(path, encoding or choose_encoding(path)), ".csv")
-    )
-    return path.rename(path.with_suffix(ending))
+    if is_json_list(path):
+        return path.rename(path.with_suffix(".json"))
+    head = _read_head(path, encoding or choose_encoding(path))
+    return path.rename(path.with_suffix(_infer_suffix(head, ".csv")))
 
 
 def _infer_suffix(head: str, text_suffix: str) -> str:

@@ -76,13 +76,11 @@ class StreamedText:
         self._states = [_size_and_mtime(file) for file in files]
         self.head = StreamHeadCorpus(tuple(files), frozenset(), data.column, documents, streamed_text=self)
         self._divisible = [self.head.is_divisible(file) for file in files]
-        n_units = [
-            -(-size // UNIT_BYTES) if divisible else 1
-            for (size, _), divisible in zip(self._states, self._divisible, strict=True)
-        ]
+        sizes = [size for size, _ in self._states]
+        n_units = [-(-n // UNIT_BYTES) if divisible else 1 for n, divisible in zip(sizes, self._divisible, strict=True)]
         self._stops = np.cumsum([*n_units, *(shards.n_shards for shards in self._shards)])
         self.n_units = int(self._stops[-1])
-        self.n_bytes = sum(size for size, _ in self._states) + sum(shards.n_bytes for shards in self._shards)
+        self.n_bytes = sum(sizes) + sum(shards.n_bytes for shards in self._shards)
         self.head_end = BlockPosition()
         self.first_numbers: dict[int, int] = {}
 
@@ -96,9 +94,8 @@ class StreamedText:
 
         The hash is of the characters of the head and of the sizes and formats of all files, so 100 GB are not read.
         """
-        total = hashlib.sha256(
-            repr((UNIT_BYTES, BLOCK_CHARACTERS, self._seed, [one.identity for one in self._shards])).encode()
-        )
+        settings = (UNIT_BYTES, BLOCK_CHARACTERS, self._seed, [one.identity for one in self._shards])
+        total = hashlib.sha256(repr(settings).encode())
         for path, (size, _) in zip(self.head.files, self._states, strict=True):
             total.update(f"{detect_format_suffix(path)} {compression_suffix(path)} {size} ".encode())
         block = StreamBlock(self, BlockPosition())
@@ -125,12 +122,10 @@ class StreamedText:
         size = self._check_unchanged_and_get_size(file)
         byte_range = None
         if self._divisible[file]:
-            blank_lines = detect_format_suffix(path) == ".txt" and self.head.documents == "blank-line"
-            ends = (
-                find_next_document_start(path, n * UNIT_BYTES, size, after_blank_line=blank_lines)
-                for n in (within, within + 1)
-            )
-            byte_range = ByteRange(*ends)
+            blank = detect_format_suffix(path) == ".txt" and self.head.documents == "blank-line"
+            begin = find_next_document_start(path, within * UNIT_BYTES, size, after_blank_line=blank)
+            end = find_next_document_start(path, (within + 1) * UNIT_BYTES, size, after_blank_line=blank)
+            byte_range = ByteRange(begin, end)
         if byte_range is None or byte_range.begin < byte_range.end:
             yield from self.head.read_byte_range(path, byte_range)
         self._check_unchanged_and_get_size(file)
@@ -193,10 +188,8 @@ def should_stream(data: Data) -> bool:
     if data.stream != "auto" or data.split == "slice":
         return data.stream is True
     files, datasets = _find_sources(data)
-    return (
-        sum(_size_and_mtime(file)[0] for file in files) + sum(shards.n_bytes for shards in datasets)
-        >= STREAM_FROM_BYTES
-    )
+    n_bytes = sum(_size_and_mtime(file)[0] for file in files) + sum(shards.n_bytes for shards in datasets)
+    return n_bytes >= STREAM_FROM_BYTES
 
 
 def _find_sources(data: Data) -> tuple[list[Path], list[DatasetShards]]:

@@ -12,7 +12,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmtool.data.annotated import CONLL_SUFFIX, SQUAD_SUFFIX, ConllFile, SquadFile, format_conll_sentences
+from lmtool.data.annotated import CONLL_SUFFIX, SQUAD_SUFFIX, ConllFile, SquadFile
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints
 from lmtool.data.files import (
     choose_encoding,
@@ -127,9 +127,8 @@ class Table:
             if fault is None:
                 yield Row(number, line, tuple(values))
             else:
-                count_skipped_or_raise(
-                    self.row_error(fault.kind, fault.what, number, fault.line, fault.column, fault.fix), skipped
-                )
+                error = self.row_error(fault.kind, fault.what, number, fault.line, fault.column, fault.fix)
+                count_skipped_or_raise(error, skipped)
 
     @cached_property
     def n_rows(self) -> int:
@@ -170,12 +169,18 @@ def open_table(
     delimiter = table_format.delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise UsageError(f"{quote(delimiter)} cannot be a delimiter", fix="one character, for example --delimiter ';'")
-    path = download_dataset(source, None) if source.startswith(HUB_PREFIX) else _find_single_file(source)
-    where = display_path(path) if not source.startswith(HUB_PREFIX) else quote(source)
-    ending = _find_table_suffix(path, source)
-    encoding = (
-        "UTF-8" if source.startswith(HUB_PREFIX) else table_format.encoding or choose_encoding(path, fallback_encoding)
-    )
+    is_dataset = source.startswith(HUB_PREFIX)
+    path = download_dataset(source, None) if is_dataset else _find_single_file(source)
+    where = quote(source) if is_dataset else display_path(path)
+    name = name_without_compression(path)
+    endings = (*ROW_FILE_SUFFIXES, CONLL_SUFFIX, SQUAD_SUFFIX)
+    ending = next(filter(name.endswith, endings), None)
+    if ending is None:
+        fix = f"rename it to the ending of its format: {', '.join(endings)}, or one of these with .gz or .zst"
+        if name.endswith((".xlsx", ".xls", ".ods")):
+            fix = "save the sheet as CSV (UTF-8)"
+        raise DataError("not a table by its name", where=quote(source, 200), fix=fix)
+    encoding = "UTF-8" if is_dataset else table_format.encoding or choose_encoding(path, fallback_encoding)
     annotated = {CONLL_SUFFIX: ConllFile, SQUAD_SUFFIX: SquadFile}
     if ending == SQUAD_SUFFIX and is_json_lines(path):
         ending = ".jsonl"
@@ -189,7 +194,11 @@ def open_table(
             what = "the table is empty" + ": not even a header" * isinstance(file, DelimitedFile)
             raise DataError(what, where=where, fix="name a table with rows")
         raise DataError("the objects have no keys", where=where, fix="name a table with columns")
-    _check_unique_names(table.names, where)
+    first: dict[str, int] = {}
+    for number, column in enumerate(table.names, 1):
+        if first.setdefault(column, number) != number:
+            what = f"the header names {quote(column)} twice, in columns {first[column]} and {number}"
+            raise DataError(what, where=where, fix="rename one of them")
     if next(file.read_records(), None) is None:
         what = f"the table has a header and no rows; columns: {quote_all(table.names)}"
         raise DataError(what, where=where, fix="name a table with rows")
@@ -206,25 +215,6 @@ def _find_single_file(source: str) -> Path:
     return files[0]
 
 
-def _find_table_suffix(path: Path, source: str) -> str:
-    name = name_without_compression(path)
-    endings = (*ROW_FILE_SUFFIXES, CONLL_SUFFIX, SQUAD_SUFFIX)
-    if ending := next(filter(name.endswith, endings), None):
-        return ending
-    fix = f"rename it to the ending of its format: {', '.join(endings)}, or one of these with .gz or .zst"
-    if name.endswith((".xlsx", ".xls", ".ods")):
-        fix = "save the sheet as CSV (UTF-8)"
-    raise DataError("not a table by its name", where=quote(source, 200), fix=fix)
-
-
-def _check_unique_names(names: Sequence[str], where: str) -> None:
-    first: dict[str, int] = {}
-    for number, name in enumerate(names, 1):
-        if first.setdefault(name, number) != number:
-            what = f"the header names {quote(name)} twice, in columns {first[name]} and {number}"
-            raise DataError(what, where=where, fix="rename one of them")
-
-
 def format_csv_or_conll_rows(
     table: Table,
     added_columns: Sequence[str],
@@ -238,7 +228,8 @@ def format_csv_or_conll_rows(
     gets the suffix `_2`, `_3`, ... guard_formulas: see `format_csv_row`.
     """
     if isinstance(table.file, ConllFile):
-        yield from format_conll_sentences((row.values, values) for row, values in rows)
+        for row, values in rows:
+            yield "".join("\t".join(fields) + "\n" for fields in zip(*row.values, *values, strict=True)) + "\n"
         return
 
     yield format_csv_row([*table.file.column_names, *_make_unique_names(table, added_columns)], guard_formulas)

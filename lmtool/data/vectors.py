@@ -82,9 +82,8 @@ class VectorFile:
             n_numbers = _count_numbers_after_word(file.readline(MAX_LINE_BYTES))
             if n_numbers not in (None, width):
                 what = f"the header promises {width} numbers for each word, and the first word has {n_numbers}"
-                raise DataError(
-                    what, where=f"{display_path(path)}:2", fix="correct the header, or download the file again"
-                )
+                fix = "correct the header, or download the file again"
+                raise DataError(what, where=f"{display_path(path)}:2", fix=fix)
             return cls(path, width, n_words, is_binary=n_numbers is None)
 
     def read(self, words: Container[str]) -> WordVectors:
@@ -96,8 +95,8 @@ class VectorFile:
         vectors: dict[str, NDArray[np.float32]] = {}
         n_repeated = n_words = 0
         with convert_read_errors(self.path), open_decompressed(self.path) as file:
-            for where, word, numbers in (
-                self._read_binary_vectors(file) if self.is_binary else self._read_text_vectors(file)
+            for where, word, numbers in (self._read_binary_vectors if self.is_binary else self._read_text_vectors)(
+                file
             ):
                 n_words += 1
                 if word in vectors:
@@ -105,9 +104,8 @@ class VectorFile:
                 elif word in words:
                     vectors[word] = self._parse_vector(numbers, where)
         if self.n_words is not None and n_words != self.n_words:
-            raise self._error(
-                f"the header promises {format_count(self.n_words, 'word')}, but the file has {n_words:,}", ":1"
-            )
+            promised = format_count(self.n_words, "word")
+            raise self._error(f"the header promises {promised}, but the file has {n_words:,}", ":1")
         vectors_ND = np.stack([*vectors.values()]) if vectors else np.zeros((0, self.width), dtype=np.float32)
         return WordVectors([*vectors], vectors_ND, n_repeated)
 

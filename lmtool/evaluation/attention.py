@@ -188,10 +188,13 @@ def compute_attention(
     for name, weights_BNTS in weights.items():
         by_kind.setdefault(_get_attention_kind(loaded.model, name), []).append(weights_BNTS[0].float().cpu().numpy())
     kinds = sorted(by_kind, key=("cross", "self", "memory", "decoder", "encoder", "pooling").index)
-    parts = (
-        AttentionWeights(kind, *_display_query_and_key_tokens(loaded, kind, row), np.stack(by_kind[kind]))
-        for kind in kinds
-    )
+    parts = []
+    for kind in kinds:
+        ids = {"cross": (row.predicted, row.source), "encoder": (row.source, row.source)}
+        axes = ids.get(kind, (row.tokens, row.tokens))
+        queries, keys = (tuple(map(loaded.tokenizer.display_token, axis)) for axis in axes)
+        queries = ("pooled",) if kind == "pooling" else queries
+        parts.append(AttentionWeights(kind, queries, keys, np.stack(by_kind[kind])))
     return TextAttention(str(loaded.run_path), loaded.step, tuple(parts))
 
 
@@ -224,17 +227,6 @@ def _get_attention_kind(model: LanguageModel, module_name: str) -> AttentionKind
             return "cross"
     stack = module_name.removeprefix("body.").split(".")[0]
     return "encoder" if stack == "encoder" else "decoder" if stack == "decoder" else "self"
-
-
-def _display_query_and_key_tokens(
-    loaded: LoadedModel, kind: AttentionKind, row: AttentionInput
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the tokens of queries and keys."""
-    ids = {"cross": (row.predicted, row.source), "encoder": (row.source, row.source)}.get(
-        kind, (row.tokens, row.tokens)
-    )
-    queries, keys = (tuple(map(loaded.tokenizer.display_token, axis)) for axis in ids)
-    return ("pooled",) if kind == "pooling" else queries, keys
 
 
 def _make_attention_input(
@@ -270,9 +262,8 @@ def make_row_attention_input(loaded: LoadedModel, texts: Sequence[str]) -> Atten
     columns, prompt_format = loaded.recipe.data.text_columns, loaded.prompt_format
     n_texts = len(columns) if columns and isinstance(loaded.model, HeadedModel) else 0
     if not texts or (n_texts and len(texts) != n_texts):
-        raise _text_count_error(
-            loaded, f"{n_texts} texts, {', '.join(columns)}"[:120] if n_texts > 1 else "1 text", texts
-        )
+        expected = f"{n_texts} texts, {', '.join(columns)}"[:120] if n_texts > 1 else "1 text"
+        raise _text_count_error(loaded, expected, texts)
     ids = [np.array(loaded.tokenizer.encode(text), dtype=np.int64) for text in texts]
     tokens, segments, is_truncated = prompt_format.encode_row(ids)
     marks = len(prompt_format.before) + len(prompt_format.between) * (len(texts) - 1) + len(prompt_format.after)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch, pad_rows_right
 from lmtool.errors import DataError, UsageError
-from lmtool.evaluation.loop import EvaluationItems, evaluate_items
+from lmtool.evaluation.loop import evaluate_items
 from lmtool.model.heads import Pooling, pool_text_vectors
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.runs.load import LoadedModel
@@ -82,19 +82,9 @@ def save_embeddings(path: Path, embedded: Iterable[TextEmbedding]) -> None:
 
     .jsonl: `to_json_lines`. .npz: vectors (N, D), texts (N), the index of the text of each, words (N) unless pooled.
     """
-    lines = (f"{line}\n".encode() for line in to_json_lines(embedded))
-    durable.write_output_file(path, _to_npz(embedded) if path.suffix == ".npz" else lines)
-
-
-def to_json_lines(embedded: Iterable[TextEmbedding]) -> Iterator[str]:
-    """Yields a JSON object for each text."""
-    for one in embedded:
-        vectors = one.vectors.tolist()
-        values = {"vector": vectors[0]} if one.words is None else {"words": one.words, "vectors": vectors}
-        yield json.dumps({"text": one.text, **values})
-
-
-def _to_npz(embedded: Iterable[TextEmbedding]) -> list[memoryview]:
+    if path.suffix != ".npz":
+        durable.write_output_file(path, (f"{line}\n".encode() for line in to_json_lines(embedded)))
+        return
     every = list(embedded)
     arrays = {
         "vectors": np.concatenate([one.vectors for one in every]),
@@ -104,7 +94,15 @@ def _to_npz(embedded: Iterable[TextEmbedding]) -> list[memoryview]:
         arrays["words"] = np.array([word for one in every for word in one.words or ()])
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
-    return [buffer.getbuffer()]
+    durable.write_output_file(path, [buffer.getbuffer()])
+
+
+def to_json_lines(embedded: Iterable[TextEmbedding]) -> Iterator[str]:
+    """Yields a JSON object for each text."""
+    for one in embedded:
+        vectors = one.vectors.tolist()
+        values = {"vector": vectors[0]} if one.words is None else {"words": one.words, "vectors": vectors}
+        yield json.dumps({"text": one.text, **values})
 
 
 def embed(
@@ -125,7 +123,7 @@ def embed(
         encode_text(loaded, i, text, truncate=truncate, with_words=pool == "none") for i, text in enumerate(texts)
     )
     read = False
-    with loaded.joined() as loaded:
+    with loaded.join_processes() as loaded:
         while group := list(islice(waiting, GROUP_SIZE)):
             read = True
             yield from embed_encoded_texts(loaded, group, layer, pool)
@@ -147,7 +145,6 @@ def embed_encoded_texts(
     loaded: LoadedModel, rows: Sequence[EncodedText], layer: int, pool: PoolName
 ) -> Iterator[TextEmbedding]:
     """Computes the vectors of encoded texts; see `embed`."""
-    lengths = [(len(row.tokens),) for row in rows]
 
     def read(chosen: list[int]) -> tuple[None, list[Vectors]]:
         group = [rows[i] for i in chosen]
@@ -160,12 +157,12 @@ def embed_encoded_texts(
         spec = loaded.recipe.objective
         if pool == "own" and isinstance(spec, Embedding):
             return None, [vector_D[None].numpy() for vector_D in pool_text_vectors(spec, hidden_BTD, keep_BT)]
-        return None, [
-            _pool_hidden_states(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, group, strict=True)
-        ]
+        pairs = zip(hidden_BTD, group, strict=True)
+        return None, [_pool_hidden_states(hidden_TD, row, pool).numpy() for hidden_TD, row in pairs]
 
-    items = EvaluationItems(lengths, read, tokens=EMBEDDING_BATCH_TOKENS, dtype=np.float32)
-    for row, vectors in zip(rows, evaluate_items(loaded.model, items, loaded.compute).arrays, strict=True):
+    lengths, n = [(len(row.tokens),) for row in rows], EMBEDDING_BATCH_TOKENS
+    evaluated = evaluate_items(loaded.model, lengths, read, loaded.compute, max_tokens=n, dtype=np.float32)
+    for row, vectors in zip(rows, evaluated.arrays, strict=True):
         yield TextEmbedding(row.number, row.words if pool == "none" else None, vectors)
 
 

@@ -20,7 +20,7 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import DecodeState, KeyValueCache, evaluation_mode
-from lmtool.model.layers.cells import CellState, record_step_states
+from lmtool.model.layers.cells import record_step_states
 from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
 from lmtool.model.transformer import TransformerDecoder
 from lmtool.runs.load import LoadedModel
@@ -140,7 +140,11 @@ def compute_norms_by_steps_back(lm: LanguageModel, tokens: Sequence[int]) -> Gra
                 hidden_1TD = lm.forward(batch).hidden_BTD
             loss = F.cross_entropy(lm.logits(hidden_1TD[:, -1]), target_1)
             for number, states in enumerate(filter(None, states_of), 1):
-                norms |= _recurrent_gradient_norms_by_steps_back(loss, f"layer {number}", states)
+                titles = (f"layer {number}", f"layer {number}, cells")
+                for title, part in zip(titles, zip(*states, strict=True), strict=False):
+                    # Nothing reads the last memory cells again.
+                    rows = torch.autograd.grad(loss, part, retain_graph=True, allow_unused=True, materialize_grads=True)
+                    norms[title] = _gradient_norms_by_steps_back(torch.cat(rows))
     return GradientNormsByStepsBack(float(loss.detach()), norms)
 
 
@@ -176,9 +180,9 @@ def measure_state_contraction(lm: LanguageModel, tokens: Sequence[int], seed: in
     measured = list(takewhile(lambda d: ROUNDING_SHARE * distances[0] < d < math.inf, distances))
     rate = (measured[-1] / measured[0]) ** (1 / max(1, len(measured) - 1))
     bounds = distances[0] * torch.tensor(rate, dtype=torch.float64) ** torch.arange(len(distances))
-    return StateContraction(
-        [], _replace_non_finite(distances), rate, _replace_non_finite(bounds.tolist()), _replace_non_finite(largest)
-    )
+    figures = (distances, bounds.tolist(), largest)
+    finite_distances, finite_bounds, finite_largest = map(_replace_non_finite, figures)
+    return StateContraction([], finite_distances, rate, finite_bounds, finite_largest)
 
 
 def _join_states(state: DecodeState) -> Tensor:
@@ -193,9 +197,8 @@ def _advance_states(lm: LanguageModel, token: int, states_BS: Tensor) -> Tensor:
     cells = [layer for layer in empty.layers if not isinstance(layer, KeyValueCache)]
     parts = iter(states_BS.chunk(sum(map(len, cells)), -1))
     layers = [tuple(next(parts) for _ in cell) for cell in cells]
-    return _join_states(
-        lm.forward_incremental(tokens_B1, replace(empty, layers=(*layers, *empty.layers[len(cells) :])))[1]
-    )
+    state = replace(empty, layers=(*layers, *empty.layers[len(cells) :]))
+    return _join_states(lm.forward_incremental(tokens_B1, state)[1])
 
 
 @contextmanager
@@ -207,18 +210,6 @@ def _unfreeze_temporarily(lm: LanguageModel) -> Iterator[None]:
         yield
     finally:
         frozen.requires_grad_(False)
-
-
-def _recurrent_gradient_norms_by_steps_back(
-    loss: Tensor, layer_name: str, states: Sequence[CellState]
-) -> dict[str, list[float | None]]:
-    """Returns the norms at the states of a recurrent layer, the last step first, for each part of the state."""
-    norms = {}
-    for part, title in zip(zip(*states, strict=True), (layer_name, f"{layer_name}, cells"), strict=False):
-        # Nothing reads the last memory cells again.
-        rows = torch.autograd.grad(loss, part, retain_graph=True, allow_unused=True, materialize_grads=True)
-        norms[title] = _gradient_norms_by_steps_back(torch.cat(rows))
-    return norms
 
 
 def _gradient_norms_by_steps_back(gradient_TD: Tensor) -> list[float | None]:

@@ -154,13 +154,12 @@ def find_context_neighbors(
     words = keep_nearest(iterate_words()) if each_word_once else iterate_words()
     best = nlargest(k, words, key=lambda one: one[0].similarity)
     vectors = np.stack([query.vectors[index], *(vector for _, vector in best)])
-    near = [replace(one, start=_find_word_start(one.text or "", one.word, one.start)) for one, _ in best]
+    near = []
+    for one, _ in best:
+        text = one.text or ""
+        spans = find_word_spans(text)[one.start :]
+        near.append(replace(one, start=next(start for start, stop in spans if text[start:stop] == one.word)))
     return Neighbors(query.words[index], near, loaded, vectors)
-
-
-def _find_word_start(text: str, word: str, first_index: int) -> int:
-    """Returns the character at which a word begins in a text. first_index: number of words that are passed over."""
-    return next(start for start, stop in find_word_spans(text)[first_index:] if text[start:stop] == word)
 
 
 def _find_word_index_in_any_case(words: list[str], word: str) -> int:
@@ -274,7 +273,11 @@ def correlate_with_human_similarities(
     skipped = SkippedRowCounts()
     pairs = list(_read_rated_word_pairs(table, skipped if table_format.skip_bad_rows else None))
     loaded = load_run(resolve_reference(run_name), configure_compute(device, "float32"))
-    token = {word: _lookup_any_case(loaded.tokenizer, word) for pair in pairs for word in pair[:2]}
+    token: dict[str, int | None] = {}
+    for word in dict.fromkeys(word for pair in pairs for word in pair[:2]):
+        token[word] = find_single_token(loaded.tokenizer, word)
+        if token[word] is None:
+            token[word] = find_single_token(loaded.tokenizer, word.lower())
     scored = [(token[a], token[b], score) for a, b, score in pairs if None not in (token[a], token[b])]
     if len(scored) < 2:
         what = f"{len(scored)} of {len(pairs)} pairs are of words that both have vectors; a correlation needs two"
@@ -288,12 +291,6 @@ def correlate_with_human_similarities(
         rho = float(spearmanr(scores, cosines.cpu().numpy()).statistic)
     missing = tuple(sorted(word for word, index in token.items() if index is None))
     return SimilarityCorrelation(loaded, rho, len(scored), len(pairs), missing, skipped)
-
-
-def _lookup_any_case(tokenizer: Tokenizer, word: str) -> int | None:
-    return next(
-        (token for form in (word, word.lower()) if (token := find_single_token(tokenizer, form)) is not None), None
-    )
 
 
 def _read_rated_word_pairs(table: Table, skipped: SkippedRowCounts | None) -> Iterator[tuple[str, str, float]]:

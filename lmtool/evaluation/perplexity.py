@@ -17,9 +17,9 @@ from lmtool.data.hub import HUB_PREFIX
 from lmtool.data.order import derive_seed, permute
 from lmtool.data.prepare import count_predicted_bytes_and_tokens, tokenize_files
 from lmtool.data.store import TokenStore
-from lmtool.data.survey import Progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import DataError, UsageError
-from lmtool.evaluation.loop import EvaluationItems, ValidationResult, evaluate_items, ignore_progress
+from lmtool.evaluation.loop import EvaluationSums, ValidationResult, evaluate_items
 from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
@@ -148,26 +148,30 @@ class EvaluationWindows:
 
     def validate(self, model: LanguageModel, objective: Objective, compute: ExecutionContext) -> ValidationResult:
         """Returns nats per target, without label smoothing, and the objective's metrics, over all processes."""
-        items = self.make_items(model, objective.collate_validation, objective.score, compute, objective.metric_names)
-        sums = evaluate_items(model, items, compute)
+        metrics = objective.metric_names
+        sums = self.evaluate(model, objective.collate_validation, objective.score, compute, metrics=metrics)
         return ValidationResult(sums.loss, sums.metrics)
 
-    def make_items(
+    def evaluate(
         self,
         model: LanguageModel,
         collate: Callable[[RowsToScore], Batch],
         score: Callable[[LanguageModel, Batch], Loss],
         compute: ExecutionContext,
+        report: Progress = no_progress,
+        *,
         metrics: Sequence[str] = (),
-    ) -> EvaluationItems:
-        """Makes evaluation items of the windows, batched by `collate` and scored by `score`, with these metrics."""
+        one_pass: bool = True,
+    ) -> EvaluationSums:
+        """Evaluates the windows, batched by `collate` and scored by `score`; see `evaluate_items`."""
 
         def read(indices: list[int]) -> tuple[Loss, Sequence[NDArray[np.int64]]]:
             group = [self.windows[i] for i in indices]
             rows = [(self.store.read(one.start, one.stop), one.first_scored - one.start) for one in group]
             return score(model, collate(rows).to(compute.device)), ()
 
-        return EvaluationItems([(window.stop - window.start,) for window in self.windows], read, metrics)
+        lengths = [(window.stop - window.start,) for window in self.windows]
+        return evaluate_items(model, lengths, read, compute, report, metrics=metrics, one_pass=one_pass)
 
 
 def compute_perplexity(
@@ -176,7 +180,7 @@ def compute_perplexity(
     store: TokenStore,
     tokenizer: Tokenizer,
     compute: ExecutionContext,
-    report: Progress = ignore_progress,
+    report: Progress = no_progress,
     *,
     context: int,
     stride: int,
@@ -193,8 +197,9 @@ def compute_perplexity(
         raise DataError(f"the text has {size}, so there is none to predict", fix="give more text")
     score = objective.score_text if model.interpolation is None else _score_interpolated_and_alone
     metrics = () if model.interpolation is None else (MODEL_ALONE,)
-    items = windows.make_items(model, objective.collate_for_scoring, score, compute, metrics)
-    sums = evaluate_items(model, replace(items, one_pass=objective.scores_text_in_one_pass), compute, report)
+    one_pass = objective.scores_text_in_one_pass
+    collate = objective.collate_for_scoring
+    sums = windows.evaluate(model, collate, score, compute, report, metrics=metrics, one_pass=one_pass)
     if not sums.count:
         raise DataError(f"the text has {size}, but no {objective.unit} to predict", fix="give more text")
     alone = sums.metrics.get(MODEL_ALONE)
@@ -280,7 +285,7 @@ def measure_perplexity(
     baseline: str | None = None,
     device: DeviceName = "auto",
     precision: InferenceName = "float32",
-    report: Progress = ignore_progress,
+    report: Progress = no_progress,
 ) -> PerplexityResult:
     """Measures the perplexity of a text under a run, by all processes together.
 
@@ -315,8 +320,8 @@ def measure_perplexity(
         n_unseen = None
         if isinstance(lm, NGramModel):
             windows = EvaluationWindows(store, sliding_windows(store, context, stride))
-            items = windows.make_items(lm, objective.collate_for_scoring, _count_unseen_ngrams, loaded.compute)
-            n_unseen = round(evaluate_items(lm, items, loaded.compute, report).total)
+            collate = objective.collate_for_scoring
+            n_unseen = round(windows.evaluate(lm, collate, _count_unseen_ngrams, loaded.compute, report).total)
         return PerplexityResult(perplexity, loaded, bundled_entropy_bits_per_byte(sources, data), n_unseen)
 
     with configure_compute(device, precision).join_processes() as compute:

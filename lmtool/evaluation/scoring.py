@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from lmtool.batch import Batch, common_prefix_length, pad_rows_right
-from lmtool.data.survey import Progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
-from lmtool.evaluation.loop import BATCH_TOKENS, EvaluationItems, RowLengths, evaluate_items, ignore_progress
+from lmtool.evaluation.loop import BATCH_TOKENS, RowLengths, evaluate_items
 from lmtool.recipe.spec.objective import Classification, Embedding, Prefix, SpanCorruption
 from lmtool.runs.load import LoadedModel
 
@@ -63,6 +63,7 @@ class _ScoringRow:
     positions, targets: of each scored token the position that predicts it, and its id.
     source: of an encoder-decoder.
     prefix: length of that of a prefix LM.
+    is_cut: whether it has lost its beginning.
     """
 
     tokens: list[int]
@@ -70,6 +71,7 @@ class _ScoringRow:
     targets: list[int]
     source: list[int] | None = None
     prefix: int | None = None
+    is_cut: bool = False
 
     @property
     def length(self) -> int:
@@ -78,13 +80,12 @@ class _ScoringRow:
 
     def keep_last_positions(self, n_positions: int) -> "_ScoringRow":
         """Returns the row of the last positions, which include all scored ones, with as many of its source."""
+        if self.length <= n_positions:
+            return self
         cut = max(0, len(self.tokens) - n_positions)
         prefix = None if self.prefix is None else max(0, self.prefix - cut)
-        positions, source = (
-            [at - cut for at in self.positions],
-            None if self.source is None else self.source[-n_positions:],
-        )
-        return replace(self, tokens=self.tokens[cut:], positions=positions, source=source, prefix=prefix)
+        source, positions = self.source and self.source[-n_positions:], [at - cut for at in self.positions]
+        return _ScoringRow(self.tokens[cut:], positions, self.targets, source, prefix, is_cut=True)
 
 
 def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str] | None = None) -> list[ScoredText]:
@@ -100,10 +101,8 @@ def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str
     if sources is not None and len(sources) != len(texts):
         raise UsageError(f"texts and sources are not as many: {len(texts)} and {len(sources)}", fix="give one for each")
     ids = [loaded.tokenizer.encode(text) for text in texts]
-    rows = [
-        _make_text_rows(loaded, *pair)
-        for pair in zip(ids, [None] * len(ids) if sources is None else sources, strict=True)
-    ]
+    pairs = zip(ids, [None] * len(ids) if sources is None else sources, strict=True)
+    rows = [_make_text_rows(loaded, *pair) for pair in pairs]
     results = []
     read = iter(_score_rows(loaded, [row for of_text in rows for row in of_text]))
     for text, tokens, of_text in zip(texts, ids, rows, strict=True):
@@ -148,7 +147,7 @@ def score_continuations(
     group_locations: Sequence[str],
     *,
     truncate_contexts: bool = False,
-    report: Progress = ignore_progress,
+    report: Progress = no_progress,
 ) -> list[list[ScoredContinuation]]:
     """Computes log p(continuation | context), without an end token, by all processes together.
 
@@ -162,20 +161,14 @@ def score_continuations(
     Raises UsageError for what does not fit, or not even without its context; and for a model that predicts no tokens.
     """
     check_predicts_tokens(loaded)
-    longest, whole = _max_length(loaded), [_encode_continuations(loaded, group) for group in groups]
+    longest, encoded = _max_length(loaded), [_encode_continuations(loaded, group) for group in groups]
     if longest:
-        # a cut row begins at the latest with the position that predicts the first scored token
-        needed = [
-            max(
-                (
-                    len(row.tokens) - row.positions[0] if truncate_contexts else row.length
-                    for one in group
-                    for row in one.rows
-                ),
-                default=0,
-            )
-            for group in whole
-        ]
+        needed = []
+        for group in encoded:
+            rows_of_group = [row for rows in group for row in rows]
+            # a cut row begins at the latest with the position that predicts the first scored token
+            lengths = [len(row.tokens) - row.positions[0] if truncate_contexts else row.length for row in rows_of_group]
+            needed.append(max(lengths, default=0))
         if long := [pair for pair in zip(needed, group_locations, strict=True) if pair[0] > longest]:
             kind, with_what, fix = "answers", "alone", "shorten the answer, or take a model with a longer context"
             if not truncate_contexts:
@@ -183,20 +176,37 @@ def score_continuations(
                 fix = "shorten the prompt or the texts, or take a model with a longer context"
             what = f"{len(long):,} of {len(groups):,} {kind} do not fit the context of {longest} tokens"
             raise UsageError(what, where=f"{long[0][1]}: {long[0][0]:,} tokens {with_what}", fix=fix)
-    return _score_groups(loaded, [[one.truncate(longest) for one in group] for group in whole], report)
+        encoded = [[[row.keep_last_positions(longest) for row in rows] for rows in group] for group in encoded]
+    can_share = loaded.sharding is None and loaded.model.reads != "both"
+    shares = [can_share and all(group) and _common_prefix_length([rows[0] for rows in group]) > 0 for group in encoded]
+    common = [[rows[0] for rows in group] for group, shared in zip(encoded, shares, strict=True) if shared]
+    alone = [row for group, shared in zip(encoded, shares, strict=True) if not shared for rows in group for row in rows]
+    of_groups = iter(_score_rows_sharing_prefix(loaded, common, report))
+    of_rows = iter(_score_rows(loaded, alone, report))
+    scored = []
+    for group, shared in zip(encoded, shares, strict=True):
+        if shared:
+            ends = np.cumsum([len(rows[0].targets) for rows in group])
+            parts = np.split(next(of_groups), ends[:-1], axis=1)
+        else:
+            none = np.zeros((2, 0), dtype=np.float32)
+            parts = [np.concatenate([none, *(next(of_rows) for _ in rows)], 1) for rows in group]
+        are_cut = [any(row.is_cut for row in rows) for rows in group]
+        pairs = zip(parts, are_cut, strict=True)
+        scored.append([ScoredContinuation(logprobs, is_best, is_cut) for (logprobs, is_best), is_cut in pairs])
+    return scored
 
 
 def check_predicts_tokens(loaded: LoadedModel) -> None:
     """Raises UsageError for a model that predicts no tokens of a text."""
     if isinstance(loaded.recipe.objective, Classification | Embedding) or loaded.model.reads == "words":
-        what = (
-            f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind} predicts no tokens of a text"
-        )
-        raise UsageError(what, where=str(loaded.run_path), fix="name a language model, such as a decoder")
+        model = f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind}"
+        fix = "name a language model, such as a decoder"
+        raise UsageError(f"{model} predicts no tokens of a text", where=str(loaded.run_path), fix=fix)
     loaded.check_has_likelihood()
 
 
-def score_long_texts(loaded: LoadedModel, texts: Sequence[str], report: Progress = ignore_progress) -> list[float]:
+def score_long_texts(loaded: LoadedModel, texts: Sequence[str], report: Progress = no_progress) -> list[float]:
     """Computes log p of texts of any length, without an end token, by all processes together; 0 for an empty one.
 
     Windows of the context follow each other, and the last one ends with the text; the first token is predicted from the
@@ -232,22 +242,9 @@ def _make_window_rows(loaded: LoadedModel, ids: list[int]) -> list[_ScoringRow]:
     return rows
 
 
-@dataclass(frozen=True)
-class _RowsOfContinuation:
-    """The rows that score a continuation: one, or one for each token of a bidirectional model; none without tokens."""
-
-    rows: list[_ScoringRow]
-    is_cut: bool = False
-
-    def truncate(self, max_length: int | None) -> "_RowsOfContinuation":
-        """Returns it with at most the last `max_length` positions of its rows."""
-        if max_length is None or max((row.length for row in self.rows), default=0) <= max_length:
-            return self
-        return replace(self, rows=[row.keep_last_positions(max_length) for row in self.rows], is_cut=True)
-
-
-def _encode_continuations(loaded: LoadedModel, group: Sequence[ContextPair]) -> list[_RowsOfContinuation]:
-    """Makes the rows of the continuations of a group. Those of one context are scored from the same token on."""
+def _encode_continuations(loaded: LoadedModel, group: Sequence[ContextPair]) -> list[list[_ScoringRow]]:
+    """Makes the rows of each continuation of a group: one, or one for each token of a bidirectional model; none without
+    tokens. Continuations of one context are scored from the same token on."""
     texts = [_encode_pair(loaded, *pair) for pair in group]
     same_context = len({context for context, _ in group}) == 1
     earliest = min(first for _, _, first in texts)
@@ -258,7 +255,7 @@ def _encode_continuations(loaded: LoadedModel, group: Sequence[ContextPair]) -> 
             rows = _masked_rows(loaded, [*whole, *loaded.prompt_format.after], range(first, len(whole)))
         else:
             rows = [_make_suffix_row(loaded, source, whole, first)] if first < len(whole) else []
-        continuations.append(_RowsOfContinuation(rows))
+        continuations.append(rows)
     return continuations
 
 
@@ -299,37 +296,6 @@ def _first_id(loaded: LoadedModel) -> int:
     """Returns the token before a text without a first token: the published bos_token, if there is one."""
     tokenizer = loaded.tokenizer
     return tokenizer.bos_id if tokenizer.roles.named_bos is None else tokenizer.roles.named_bos
-
-
-def _score_groups(
-    loaded: LoadedModel, groups: Sequence[Sequence[_RowsOfContinuation]], report: Progress
-) -> list[list[ScoredContinuation]]:
-    """Scores the continuations of each group, those with a common prefix separately."""
-    can_share = loaded.sharding is None and loaded.model.reads != "both"
-    shares = [
-        can_share and all(one.rows for one in group) and _common_prefix_length([one.rows[0] for one in group]) > 0
-        for group in groups
-    ]
-    common = [[one.rows[0] for one in group] for group, shared in zip(groups, shares, strict=True) if shared]
-    alone = [
-        row for group, shared in zip(groups, shares, strict=True) if not shared for one in group for row in one.rows
-    ]
-    of_groups, of_rows = (
-        iter(_score_rows_sharing_prefix(loaded, common, report)),
-        iter(_score_rows(loaded, alone, report)),
-    )
-    scored = []
-    for group, shared in zip(groups, shares, strict=True):
-        if shared:
-            ends = np.cumsum([len(one.rows[0].targets) for one in group])
-            parts = np.split(next(of_groups), ends[:-1], axis=1)
-        else:
-            none = np.zeros((2, 0), dtype=np.float32)
-            parts = [np.concatenate([none, *(next(of_rows) for _ in one.rows)], 1) for one in group]
-        scored.append(
-            [ScoredContinuation(part[0], part[1], one.is_cut) for one, part in zip(group, parts, strict=True)]
-        )
-    return scored
 
 
 def _make_text_rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[_ScoringRow]:
@@ -382,9 +348,7 @@ def _check_length(loaded: LoadedModel, length: int) -> None:
         raise UsageError(f"a text has {length} tokens, but the model reads {longest}", fix="divide it")
 
 
-def _score_rows(
-    loaded: LoadedModel, rows: Sequence[_ScoringRow], report: Progress = ignore_progress
-) -> list[ScoredTokens]:
+def _score_rows(loaded: LoadedModel, rows: Sequence[_ScoringRow], report: Progress = no_progress) -> list[ScoredTokens]:
     """Scores the targets of each row."""
     pad = loaded.tokenizer.pad_id
 
@@ -406,9 +370,9 @@ def _compute_scores_in_batches(
     loaded: LoadedModel, lengths: Sequence[RowLengths], compute_scores: ReadScores, report: Progress
 ) -> list[ScoredTokens]:
     """Evaluates items; on a CPU in small batches, which have less padding and are as fast."""
-    tokens = CPU_BATCH_TOKENS if loaded.device.type == "cpu" else BATCH_TOKENS
-    items = EvaluationItems(lengths, compute_scores, tokens=tokens, dtype=np.float32)
-    return evaluate_items(loaded.model, items, loaded.compute, report).arrays
+    n = CPU_BATCH_TOKENS if loaded.device.type == "cpu" else BATCH_TOKENS
+    model, compute = loaded.model, loaded.compute
+    return evaluate_items(model, lengths, compute_scores, compute, report, max_tokens=n, dtype=np.float32).arrays
 
 
 def _common_prefix_length(rows: Sequence[_ScoringRow]) -> int:
@@ -438,25 +402,19 @@ def _score_batch_sharing_prefix(
 ) -> list[ScoredTokens]:
     """Scores groups of rows. The decoding state of the prefix that the rows of a group share is computed once."""
     model, pad, longest = loaded.model, loaded.tokenizer.pad_id, _max_length(loaded)
-    rest = [
-        np.array(row.tokens[n:], dtype=np.int64) for rows, n in zip(groups, prefix_lengths, strict=True) for row in rows
-    ]
+    numbered = list(zip(groups, prefix_lengths, strict=True))
+    rest = [np.array(row.tokens[n:], dtype=np.int64) for rows, n in numbered for row in rows]
     if len(groups) > 1 and longest is not None and max(prefix_lengths) + max(map(len, rest)) > longest:
         # padding would have positions that the model does not have
-        return [
-            scores
-            for one, n in zip(groups, prefix_lengths, strict=True)
-            for scores in _score_batch_sharing_prefix(loaded, [one], [n])
-        ]
-    common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in zip(groups, prefix_lengths, strict=True)]
+        return [scores for rows, n in numbered for scores in _score_batch_sharing_prefix(loaded, [rows], [n])]
+    common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in numbered]
     batch = _add_sources(Batch(pad_rows_right(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
     state = model.initial_state(batch)
     if not state.can_rewind and len(set(prefix_lengths)) > 1:
         # padding changes a recurrent state
-        runs = [list(run) for _, run in groupby(zip(groups, prefix_lengths, strict=True), itemgetter(1))]
-        return [
-            scores for run in runs for scores in _score_batch_sharing_prefix(loaded, *map(list, zip(*run, strict=True)))
-        ]
+        runs = [list(run) for _, run in groupby(numbered, itemgetter(1))]
+        alike = [tuple(map(list, zip(*run, strict=True))) for run in runs]
+        return [scores for run in alike for scores in _score_batch_sharing_prefix(loaded, *run)]
     hidden_BTD, state = model.forward_incremental(batch.tokens_BT, state)
     state = state.truncate_rows(prefix_lengths)
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
@@ -465,7 +423,7 @@ def _score_batch_sharing_prefix(
         apart = iter(model.forward_incremental(pad_rows_right(rest, pad)[0].to(loaded.device), state)[0])
     states = [
         torch.cat([torch.cat((hidden_TD[:n], next(apart)))[row.positions] for row in rows])
-        for rows, n, hidden_TD in zip(groups, prefix_lengths, hidden_BTD, strict=True)
+        for (rows, n), hidden_TD in zip(numbered, hidden_BTD, strict=True)
     ]
     return _score_targets(loaded, states, groups)
 

@@ -133,7 +133,9 @@ class BeamSearch(Strategy):
             return []
         rows, ids = torch.tensor(best, device=logprobs_LV.device).T
         # excluded tokens have a total of -inf
-        tokens = self.make_tokens(logprobs_LV[rows], totals_LV[rows], ids, [live[row].form for row, _ in best])
+        tokens = self.make_constrained_tokens(
+            logprobs_LV[rows], totals_LV[rows], ids, [live[row].form for row, _ in best]
+        )
         candidates = []
         for (row, _), token, total in zip(best, tokens, totals_LV[rows, ids].tolist(), strict=True):
             one = replace(live[row].with_token(token.id), tokens=(*live[row].tokens, token), total=total)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lmtool.errors import UsageError
 from lmtool.generation.engine import Engine
@@ -54,13 +54,17 @@ class Reply(Iterator[str]):
     """
 
     def __init__(
-        self, tokens: Iterator[Token], questions: Sequence[Turn], conversation: "Conversation", n_left: int
+        self,
+        tokens: Iterator[Token],
+        questions: Sequence[Turn],
+        turns: list[Turn],
+        parser: ToolCallParser | None,
+        n_left: int,
     ) -> None:
-        """questions: the answered messages, which are added to the conversation with the answer."""
+        """questions: the answered messages, which are added with the answer to the `turns` of the conversation."""
         self.n_left = n_left
         self.completion: Completion | None = None
-        self._tokens, self._questions, self._turns = tokens, questions, conversation.turns
-        self._parser = conversation.call_parser()
+        self._tokens, self._questions, self._turns, self._parser = tokens, questions, turns, parser
         self._answer = Turn("assistant", "", cut=True)
 
     @property
@@ -145,10 +149,6 @@ class Conversation:
         self._chat = self._chat.with_tools(tools)
         self._prompt_format = replace(self._prompt_format, chat=self._chat)
 
-    def call_parser(self) -> ToolCallParser | None:
-        """Makes a parser of the tool calls in the next answer; None without tools."""
-        return self._chat.make_tool_call_parser(str(len(self.turns)))
-
     def reset(self) -> None:
         """Removes all messages except the system message."""
         self.turns, self.n_left = [], 0
@@ -170,7 +170,10 @@ class Conversation:
         if not messages or messages[-1]["role"] == "assistant":
             raise UsageError("there is no message to answer", fix="end with a message of the user")
         questions = [Turn(**message) for message in messages]
-        ids, first, limit = self._drop_turns_to_fit_context([*self.turns, *questions])
+        ids, first = self._encode_turns_that_fit_context([*self.turns, *questions])
+        limit, context = self.params.max_new_tokens, self._generator.loaded.model.context
+        if context is not None:
+            limit = min(limit, context - len(ids))
         key = tuple(ids)
         least = min(self.params.min_new_tokens, limit)
         request = Request(
@@ -183,7 +186,9 @@ class Conversation:
         state = self._engine.prepare(request)
         self._n_answers[key] += 1
         n_left, self.n_left = first - self.n_left, first
-        return Reply(self._engine.run(iter([state]), self._generator.step_context), questions, self, n_left)
+        tokens = self._engine.run(iter([state]), self._generator.step_context)
+        parser = self._chat.make_tool_call_parser(str(len(self.turns)))
+        return Reply(tokens, questions, self.turns, parser, n_left)
 
     @property
     def pending_calls(self) -> tuple[ToolCall, ...]:
@@ -195,21 +200,21 @@ class Conversation:
         """Adds a message without answering it, such as one of several tool results. Raises UsageError."""
         self.turns += [Turn(**one) for one in validate_messages([message])]
 
-    def _drop_turns_to_fit_context(self, turns: Sequence[Turn]) -> "_FittedPrompt":
-        """Makes the prompt of the last turns that fit the context."""
+    def _encode_turns_that_fit_context(self, turns: Sequence[Turn]) -> tuple[list[int], int]:
+        """Encodes the last turns that fit the context. Returns the ids, and the index of the first of these turns."""
         first, context, max_tokens = self.n_left, self._generator.loaded.model.context, self.params.max_new_tokens
         while True:
             ids = self._chat.encode_prompt([*self._system_messages(), *(turn.message for turn in turns[first:])])
             if context is None or len(ids) + min(max_tokens, context // 2) <= context:
-                break
+                return ids, first
             following = next((i for i in range(first + 1, len(turns)) if turns[i].role == "user"), None)
-            if following is None:
-                if len(ids) < context:
-                    break
+            if following is not None:
+                first = following
+            elif len(ids) < context:
+                return ids, first
+            else:
                 what = f"the prompt has {len(ids)} tokens, but the model's context is {context}"
                 raise UsageError(what, fix="shorten the message, or the system message")
-            first = following
-        return _FittedPrompt(ids, first, max_tokens if context is None else min(max_tokens, context - len(ids)))
 
     def save(self, path: Path) -> None:
         """Writes all messages to a new file, as one line of JSON that `lmtool finetune` reads.
@@ -236,14 +241,6 @@ class Conversation:
 
     def _system_messages(self) -> list[Message]:
         return [Message(role="system", content=self._system)] if self._system else []
-
-
-class _FittedPrompt(NamedTuple):
-    """A prompt that fits the context. first: index of its first turn. limit: maximum tokens of the answer."""
-
-    ids: list[int]
-    first: int
-    limit: int
 
 
 def choose_chat_format(loaded: LoadedModel) -> ChatFormat:

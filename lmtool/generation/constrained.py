@@ -5,8 +5,9 @@ llguidance (Moskal et al. 2025) parses the grammar. It gets the bytes of each to
 Shapes: V vocabulary.
 """
 
+from collections.abc import Collection
 from functools import cached_property, lru_cache
-from itertools import takewhile
+from itertools import islice, takewhile
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary, WeakMethod, WeakValueDictionary
@@ -54,42 +55,32 @@ class FormState:
         self.form, self.spelled = form, spelled or b""
         self._vocabulary, self._matcher, self._at_text_start = vocabulary, matcher, spelled is None
         self._lock = RLock()  # a matcher serves one thread at a time
-        self._children: WeakValueDictionary[int, FormState] = WeakValueDictionary()
-        self._distant: WeakValueDictionary[tuple[int, ...], FormState] = WeakValueDictionary()
+        self._following: WeakValueDictionary[tuple[int, ...], FormState] = WeakValueDictionary()
 
-    def with_token(self, token: int) -> "FormState":
-        """Returns the place after an allowed token; an end token changes nothing."""
-        child = self._children.get(token)
-        if child is None:
-            spellings = self._vocabulary.list_spelling_ids(token, self._at_text_start)
+    def with_tokens(self, *tokens: int) -> "FormState":
+        """Returns the place after an allowed token, or after several forced ones; an end token changes nothing.
+
+        The places between forced tokens are not made, because their copies would take long.
+        """
+        following = self._following.get(tokens)
+        if following is None:
             with self._lock:
-                spelling = next(filter(self._can_follow, spellings), None)
-                if spelling is None:
+                spellings = tokens
+                if len(tokens) == 1:
+                    possible = self._vocabulary.list_spelling_ids(*tokens, at_text_start=self._at_text_start)
+                    spellings = tuple(islice(filter(self._can_follow, possible), 1))
+                if not spellings:
                     return self
                 matcher = self._matcher.deep_copy()
-            matcher.consume_token(spelling)
-            child = FormState(self.form, self._vocabulary, matcher, self._vocabulary.pieces[spelling])
-            self._children[token] = child
+            matcher.consume_tokens(list(spellings))
+            following = FormState(self.form, self._vocabulary, matcher, self._vocabulary.pieces[spellings[-1]])
+            self._following[tokens] = following
         rest = vars(self).get("completing_tokens") or ()
-        if rest[:1] == (token,) and len(rest) > 1:  # its closing sequence is at most the rest
-            child._cache_completing_tokens_if_shorter(rest[1:])
-        return child
+        if rest[: len(tokens)] == tokens and len(rest) > len(tokens):  # its closing sequence is at most the rest
+            following._cache_completing_tokens_if_shorter(rest[len(tokens) :])
+        return following
 
-    def with_forced_tokens(self, tokens: tuple[int, ...]) -> "FormState":
-        """Returns the place after forced tokens, without making those between, whose copies would take long."""
-        child = self._distant.get(tokens)
-        if child is None:
-            with self._lock:
-                matcher = self._matcher.deep_copy()
-            matcher.consume_tokens(list(tokens))
-            child = FormState(self.form, self._vocabulary, matcher, self._vocabulary.pieces[tokens[-1]])
-            self._distant[tokens] = child
-        rest = vars(self).get("completing_tokens") or ()
-        if rest[: len(tokens)] == tokens and len(rest) > len(tokens):
-            child._cache_completing_tokens_if_shorter(rest[len(tokens) :])
-        return child
-
-    def prepare(self) -> None:
+    def cache_allowed_tokens(self) -> None:
         """Computes and caches the allowed tokens. Raises UsageError if there are none and the text may not end."""
         if not (self.allowed_V.any() or self.may_end):
             raise self.form.make_error()
@@ -97,7 +88,7 @@ class FormState:
     @cached_property
     def forced_tokens(self) -> tuple[int, ...]:
         """The next tokens that have no alternative, at most MAX_FORCED_TOKENS."""
-        if not self._vocabulary.is_canonical or self.is_complete:
+        if self._vocabulary.are_words or self.is_complete:
             return ()
         with self._lock:
             forced = self._matcher.compute_ff_tokens()[:MAX_FORCED_TOKENS]
@@ -127,6 +118,13 @@ class FormState:
 
     def _can_follow(self, spelling: int) -> bool:
         return bool(self._matcher.validate_tokens([spelling]))
+
+    def mask_allowed_tokens(self, n_tokens: int, end_ids: Collection[int]) -> NDArray[np.bool_]:
+        """Returns a mask of the first `n_tokens` ids that may follow, with end tokens where the text may end."""
+        allowed_V = np.zeros(n_tokens, dtype=np.bool_)
+        allowed_V[: len(self.allowed_V)] = self.allowed_V
+        allowed_V[list(end_ids)] = self.may_end
+        return allowed_V
 
     @cached_property
     def may_end(self) -> bool:
@@ -163,7 +161,7 @@ class FormState:
             token = int(np.where(state.allowed_V, rank_V, np.inf).argmin())
             used_V[token] += 1
             used_K[classes_V[token]] += classes_V[token] > 0
-            after = state.with_token(token)
+            after = state.with_tokens(token)
             if after is state or len(tokens) == MAX_CLOSING_TOKENS:
                 self.dead_end = state
                 return None
@@ -176,7 +174,7 @@ class FormState:
         closing = self.closing_tokens
         if closing and closing[0] == token:
             return len(closing) - 1 <= n_left
-        child = self.with_token(token)
+        child = self.with_tokens(token)
         if not (child.may_end or "completing_tokens" in vars(child)):
             child._cache_completing_suffix(closing or (), n_left)
         return child.closing_tokens is not None and len(child.closing_tokens) <= n_left
@@ -206,19 +204,18 @@ class SpelledVocabulary:
     beginning of the text, between the prompt and the answer.
 
     size: number of tokens. pieces: all spellings, first one of each token in order, then the bytes that none spells.
-    is_canonical: whether each text has a known tokenization.
+    are_words: whether tokens are words or WordPieces, by which a text may be tokenized in several ways.
     closing_rank_V: lower for tokens that close what is open sooner; its integer part is the class of the token.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         from llguidance import LLTokenizer
 
-        self._encode, self.size = WeakMethod(tokenizer.encode_inside), tokenizer.vocab_size
+        self._encode, self.size = WeakMethod(tokenizer.encode_without_prefix_space), tokenizer.vocab_size
         spellings = tokenizer.list_spellings()
-        self._are_words = any(len(one) > 1 for one in spellings)
-        self.is_canonical = not self._are_words
+        self.are_words = any(len(one) > 1 for one in spellings)
         first = [one[0] if one else tokenizer.token_name(i).encode() for i, one in enumerate(spellings)]
-        if self._are_words:
+        if self.are_words:
             others = {i: one[1] for i, one in enumerate(spellings) if len(one) > 1}
         else:
             others = {i: piece[1:] for i, piece in enumerate(first) if piece[:1] == b" " != piece}
@@ -234,7 +231,7 @@ class SpelledVocabulary:
         self.eos_token_id = len(self.pieces) - 1
         self.special_token_ids = [*(i for i, one in enumerate(spellings) if not one), self.eos_token_id]
         self._inner = LLTokenizer(cast("TokenizerWrapper", self))
-        self.begin = lru_cache(maxsize=64)(self._create_initial_state)
+        self.get_initial_state = lru_cache(maxsize=64)(self._create_initial_state)
 
     def __call__(self, text: str) -> list[int]:
         """Tokenizes a text for llguidance."""
@@ -251,21 +248,21 @@ class SpelledVocabulary:
         matcher = LLMatcher(self._inner, form.grammar, log_level=0, limits=limits)
         matcher.compute_bitmask()  # lets other threads run while it finds forced text, which may take long
         state = FormState(form, self, matcher, None)
-        state.prepare()  # fails if no token begins it
+        state.cache_allowed_tokens()  # fails if no token begins it
         return state
 
     def list_spelling_ids(self, token: int, at_text_start: bool) -> tuple[int, ...]:
         """Returns the spellings of a token, the most common first. at_text_start: whether it begins a text."""
         other = self._others.get(token)
-        if other is None or not (at_text_start or self._are_words):
+        if other is None or not (at_text_start or self.are_words):
             return (token,)
-        drops_space = at_text_start and self._are_words and self.pieces[token][:1] == b" "
+        drops_space = at_text_start and self.are_words and self.pieces[token][:1] == b" "
         return (other, token) if drops_space else (token, other)
 
     def spelling_mask_to_token_mask(self, spelling_mask: NDArray[np.bool_], at_text_start: bool) -> NDArray[np.bool_]:
         """Returns a mask (V,) of the tokens of which a spelling is in `spelling_mask`, which is over all spellings."""
         allowed_V = spelling_mask[: self.size].copy()
-        if at_text_start or self._are_words:
+        if at_text_start or self.are_words:
             allowed_V[self._owners] |= spelling_mask[self.size : self.size + len(self._owners)]
         return allowed_V
 
@@ -290,7 +287,7 @@ _VOCABULARIES: WeakKeyDictionary[Tokenizer, SpelledVocabulary] = WeakKeyDictiona
 _VOCABULARY_LOCK = Lock()
 
 
-def cached_spelled_vocabulary(tokenizer: Tokenizer) -> SpelledVocabulary:
+def get_spelled_vocabulary(tokenizer: Tokenizer) -> SpelledVocabulary:
     """Returns the spelled vocabulary of a tokenizer. The first call takes a second."""
     with _VOCABULARY_LOCK:
         if tokenizer not in _VOCABULARIES:
@@ -304,10 +301,10 @@ def check_form_and_create_state(form: TextForm, tokenizer: Tokenizer, max_new_to
     Raises UsageError if the tokenizer cannot write it, and if a form that must be complete needs more than
     `max_new_tokens`.
     """
-    state = cached_spelled_vocabulary(tokenizer).begin(form)
+    state = get_spelled_vocabulary(tokenizer).get_initial_state(form)
     if form.complete and max_new_tokens is not None:
         if state.closing_tokens is None:
-            state.dead_end.prepare()
+            state.dead_end.cache_allowed_tokens()
             raise UsageError("no end of this form was found, which `complete` needs", fix="omit --complete")
         if len(state.closing_tokens) > max_new_tokens:
             n = len(state.closing_tokens)

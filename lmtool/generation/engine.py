@@ -20,7 +20,7 @@ from lmtool.errors import UsageError
 from lmtool.generation.beam import BeamSearch
 from lmtool.generation.constrained import check_form_and_create_state
 from lmtool.generation.detokenizer import IncrementalDetokenizer, find_special_and_unused_ids
-from lmtool.generation.drafts import Draft, Proposal, ProposalCoroutine
+from lmtool.generation.drafts import Draft, ProposalCoroutine
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Request, Token, build_completion
@@ -120,7 +120,7 @@ class Engine:
         self.n_proposed = self.n_accepted = 0
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether it has no requests."""
         return not self._states
 
@@ -185,7 +185,7 @@ class Engine:
             with evaluation_mode(self._model):
                 while True:
                     ids += [self.add(state) for state in islice(states, max_requests - len(self))]
-                    if self.idle:
+                    if self.is_idle:
                         return
                     with step_context():  # not while the caller runs
                         tokens = self.step()
@@ -214,12 +214,12 @@ class Engine:
         if cache is not None:
             with self._isolating_failures(running):
                 forms = {one.form for state in running for one in state.hypotheses if one.form is not None}
-                masks = [self._masks.submit(form.prepare) for form in forms]
+                masks = [self._masks.submit(form.cache_allowed_tokens) for form in forms]
                 texts = [one.window.tokens for state in running for one in state.hypotheses]
                 hidden_BD, cache = self.runner.decode_step([tokens[-1] for tokens in texts], cache)
                 wait(masks)
                 self._prefixes.store(texts, cache, 1)
-                logits.append(self.runner.compute_logits(hidden_BD, _texts_of(running)))
+                logits.append(self.runner.compute_logits(hidden_BD, _hypothesis_texts(running)))
                 self._caches.append(cache)
                 stepped += running
         tokens: list[Token] = []
@@ -236,7 +236,7 @@ class Engine:
                     if rows != list(range(cache.n_rows)):
                         # samples of one prompt soon diverge, so they do not share a cache line
                         hidden_BD, cache = hidden_BD[rows], cache.select_rows(rows, separate_lines=True)
-                    logits.append(self.runner.compute_logits(hidden_BD, _texts_of(states)))
+                    logits.append(self.runner.compute_logits(hidden_BD, _hypothesis_texts(states)))
                     self._caches.append(cache)
                     stepped += states
                 prefill.states = states
@@ -258,8 +258,8 @@ class Engine:
                 if text_format is not None:
                     banned |= find_special_and_unused_ids(text_format, self.runner.vocab_size) - ends
                 self._banned[vocabulary] = torch.tensor(sorted(banned), dtype=torch.long, device=self.runner.device)
-            kind = BeamSearch if params.strategy == "beam" else Sampler
-            strategy = kind(general, ends, self._banned[vocabulary], request.n_alternatives)
+            strategy_class = BeamSearch if params.strategy == "beam" else Sampler
+            strategy = strategy_class(general, ends, self._banned[vocabulary], request.n_alternatives)
             self._strategies[key] = strategy
         return strategy
 
@@ -334,7 +334,7 @@ class Engine:
         assert isinstance(state.strategy, Sampler)
         form = state.hypotheses[0].form
         assert form is not None
-        after = form.with_forced_tokens(tuple(token.id for token in prefill.forced))
+        after = form.with_tokens(*(token.id for token in prefill.forced))
         tokens: list[Token] = []
         for token in prefill.forced:
             extended = replace(state.hypotheses[0], form=None).with_token(token.id)
@@ -359,11 +359,17 @@ class Engine:
         """
         tokens: list[Token] = []
         with self._isolating_failures([state]):
-            (hypothesis,), sampler = state.hypotheses, state.strategy
+            (hypothesis,), sampler, draft = state.hypotheses, state.strategy, self._draft
             assert isinstance(sampler, Sampler)
-            read = hypothesis.window.tokens
-            proposal = self._propose(state, sampler)
-            n = len(proposal.tokens)
+            assert draft is not None
+            if self._proposals is None or self._proposals[0] is not state:
+                self._proposals = state, draft.start_proposals(state, sampler, self.runner.vocab_size)
+                next(self._proposals[1])
+            left = self.runner.tokens_left(hypothesis.window)
+            # not limited by max_new_tokens, so that a longer text begins with the shorter one
+            n_wanted = draft.n_tokens if left is None else min(draft.n_tokens, left)
+            proposal = self._proposals[1].send((hypothesis, n_wanted))
+            read, n = hypothesis.window.tokens, len(proposal.tokens)
             hidden_1TD, cache = self.runner.read_tokens([[read[-1], *proposal.tokens]], cache.to_growable())
             texts = self.runner.get_ngram_contexts((*hypothesis.text, *proposal.tokens), n + 1)
             logits_TV = self.runner.compute_logits(hidden_1TD[0], texts)
@@ -385,17 +391,6 @@ class Engine:
             if state.hypotheses:
                 self._caches, self._running = [cache], [(state, [0])]
         return tokens
-
-    def _propose(self, state: RequestState, sampler: Sampler) -> Proposal:
-        """Returns the draft's proposal after the only hypothesis of a request."""
-        assert self._draft is not None
-        if self._proposals is None or self._proposals[0] is not state:
-            self._proposals = state, self._draft.start_proposals(state, sampler, self.runner.vocab_size)
-            next(self._proposals[1])
-        left = self.runner.tokens_left(state.hypotheses[0].window)
-        # not limited by max_new_tokens, so that a longer text begins with the shorter one
-        n = self._draft.n_tokens if left is None else min(self._draft.n_tokens, left)
-        return self._proposals[1].send((state.hypotheses[0], n))
 
     @contextmanager
     def _isolating_failures(self, states: Sequence[RequestState]) -> Iterator[None]:
@@ -558,7 +553,7 @@ class Engine:
         return [replace(token, constrained=0.0) for token in tokens]
 
 
-def _texts_of(states: Sequence[RequestState]) -> list[tuple[int, ...]]:
+def _hypothesis_texts(states: Sequence[RequestState]) -> list[tuple[int, ...]]:
     """Returns the ids of all hypotheses of requests, which are the rows of a step."""
     return [one.text for state in states for one in state.hypotheses]
 

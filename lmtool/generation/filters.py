@@ -52,10 +52,7 @@ def exclude_by_forms(
     excluded_BV = np.zeros(logits_BV.shape, dtype=np.bool_)
     for excluded_V, form in zip(excluded_BV, forms, strict=True):
         if form is not None:
-            allowed_V = form.allowed_V
-            np.logical_not(allowed_V, out=excluded_V[: len(allowed_V)])
-            excluded_V[len(allowed_V) :] = True
-            excluded_V[list(end_ids)] = not form.may_end
+            np.logical_not(form.mask_allowed_tokens(len(excluded_V), end_ids), out=excluded_V)
     logits_BV = logits_BV.masked_fill(torch.from_numpy(excluded_BV).to(logits_BV.device), -torch.inf)
     forced = [(i, form.forced_tokens[0]) for i, form in enumerate(forms) if form is not None and form.forced_tokens]
     if not forced:

@@ -115,8 +115,13 @@ def fill_masks(
                 unfinished = []
                 by_length = groupby(sorted(running, key=lambda one: len(one.ids)), key=lambda one: len(one.ids))
                 for group in [list(group) for _, group in by_length]:
-                    with step_context():
-                        logits = _compute_logits(model, runner, group)
+                    with step_context(), torch.inference_mode():
+                        ids_BT = torch.tensor([state.ids for state in group], device=runner.device)
+                        hidden_BTD = model(Batch(ids_BT)).hidden_BTD
+                        hidden = [hidden_BTD[i, state.positions] for i, state in enumerate(group)]
+                        logits_NV = runner.compute_logits(torch.cat(hidden))
+                        check_finite(logits_NV)
+                        logits = torch.split(logits_NV, [len(state.positions) for state in group])
                     for state, logits_NV in zip(group, logits, strict=True):
                         state.steps += 1
                         try:
@@ -153,16 +158,6 @@ class _MaskState:
     ids: list[int]
     positions: list[int]
     steps: int = 0
-
-
-@torch.inference_mode()
-def _compute_logits(model: LanguageModel, runner: ModelRunner, states: Sequence[_MaskState]) -> list[Tensor]:
-    """Returns the logits (N, V) at the positions of each text; the texts have equal lengths."""
-    hidden_BTD = model(Batch(torch.tensor([state.ids for state in states], device=runner.device))).hidden_BTD
-    hidden = [hidden_BTD[i, torch.tensor(state.positions, device=runner.device)] for i, state in enumerate(states)]
-    logits_NV = runner.compute_logits(torch.cat(hidden))
-    check_finite(logits_NV)
-    return list(torch.split(logits_NV, [len(state.positions) for state in states]))
 
 
 @dataclass(frozen=True)

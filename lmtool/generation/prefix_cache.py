@@ -42,15 +42,15 @@ class PrefixCache:
     @torch.inference_mode()
     def build_state_of_cached_prefixes(self, texts: Sequence[Sequence[int]]) -> DecodeState | None:
         """Returns the state, one row per text, after the `n_cached_tokens` of each; None for none."""
-        paths = [self._find_cached_block_keys(tokens) for tokens in texts]
-        n = min(map(len, paths))
+        keys_by_text = [self._find_cached_block_keys(tokens) for tokens in texts]
+        n = min(map(len, keys_by_text))
         if not n:
             return None
-        for path in paths:
-            self._mark_used(path[:n])
-        return DecodeState.join_rows(
-            [DecodeState.concatenate_positions([self._blocks[key][1] for key in path[:n]]) for path in paths]
-        )
+        rows = []
+        for keys in keys_by_text:
+            self._mark_used(keys[:n])
+            rows.append(DecodeState.concatenate_positions([self._blocks[key][1] for key in keys[:n]]))
+        return DecodeState.join_rows(rows)
 
     @torch.inference_mode()
     def store(self, texts: Sequence[Sequence[int]], state: DecodeState, n_new: int) -> None:
@@ -63,31 +63,31 @@ class PrefixCache:
             if n_whole == (len(tokens) - n_new) // self._n_block:
                 continue
             state = state.to_growable()
-            path = self._find_cached_block_keys(tokens)
-            self._mark_used(path)
-            for i in range(len(path), n_whole):
+            keys = self._find_cached_block_keys(tokens)
+            self._mark_used(keys)
+            for i in range(len(keys), n_whole):
                 part = state.copy_positions(row, i * self._n_block, (i + 1) * self._n_block)
                 size = sum(t.nbytes for layer in part.layers for t in layer)  # the same for every block
                 if (i + 1) * size > self._max_bytes:
                     break
                 while (len(self._blocks) + 1) * size > self._max_bytes:
                     self._blocks.popitem(last=False)
-                path.append(self._block_key(path, tokens))
-                self._blocks[path[-1]] = next(self._numbers), part
-                self._mark_used(path)
+                keys.append(self._block_key(keys, tokens))
+                self._blocks[keys[-1]] = next(self._numbers), part
+                self._mark_used(keys)
 
     def _find_cached_block_keys(self, tokens: Sequence[int]) -> list[_Key]:
         """Returns the keys of the cached blocks of a text, from the first one on."""
-        path: list[_Key] = []
-        while (len(path) + 1) * self._n_block <= len(tokens) and (key := self._block_key(path, tokens)) in self._blocks:
-            path.append(key)
-        return path
+        keys: list[_Key] = []
+        while (len(keys) + 1) * self._n_block <= len(tokens) and (key := self._block_key(keys, tokens)) in self._blocks:
+            keys.append(key)
+        return keys
 
-    def _block_key(self, path: Sequence[_Key], tokens: Sequence[int]) -> _Key:
-        """Returns the key of the block of a text after those of a path."""
-        first = len(path) * self._n_block
-        return self._blocks[path[-1]][0] if path else 0, tuple(tokens[first : first + self._n_block])
+    def _block_key(self, keys: Sequence[_Key], tokens: Sequence[int]) -> _Key:
+        """Returns the key of the block of a text after those of `keys`."""
+        first = len(keys) * self._n_block
+        return self._blocks[keys[-1]][0] if keys else 0, tuple(tokens[first : first + self._n_block])
 
-    def _mark_used(self, path: Sequence[_Key]) -> None:
-        for key in reversed(path):
+    def _mark_used(self, keys: Sequence[_Key]) -> None:
+        for key in reversed(keys):
             self._blocks.move_to_end(key)

@@ -152,7 +152,17 @@ def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[ReplayResult]:
         key = tuple(str(record.get(name)) for name in names)
         if key not in generators:
             generators[key] = _load_generator(record)
-        yield _replay_record(generators[key], record)
+        generator = generators[key]
+        generator.threads = record["threads"]
+        params, options = _params_and_options_for_replay(record)
+        completions = {c.sample: c for c in generator.completions([record["prompt"]], params, **options)}
+        # A beam search returns several texts of one sample; other strategies return one, whatever its number.
+        completion = completions[record["sample"] if params.strategy == "beam" else 0]
+        now = {"version": lmtool.__version__, "torch": torch.__version__}
+        changed = tuple(f"{name} {record[name]} -> {value}" for name, value in now.items() if record.get(name) != value)
+        before, tokens = record["tokens"], list(completion.tokens)
+        differs_at = None if before == tokens else common_prefix_length(before, tokens)
+        yield ReplayResult(record, completion.text, differs_at, changed)
 
 
 def _load_generator(record: Mapping[str, Any]) -> TextGenerator:
@@ -175,19 +185,6 @@ def _check_digest(loaded: LoadedModel, record: Mapping[str, Any]) -> None:
     if loaded.checkpoint_hash != record.get("checkpoint"):
         what = "the checkpoint is not the one of the record"
         raise CheckpointError(what, where=_checkpoint_path(record), fix="restore that one")
-
-
-def _replay_record(generator: TextGenerator, record: Mapping[str, Any]) -> ReplayResult:
-    generator.threads = record["threads"]
-    params, options = _params_and_options_for_replay(record)
-    completions = {c.sample: c for c in generator.completions([record["prompt"]], params, **options)}
-    # A beam search returns several texts of one sample; other strategies return one, whatever its number.
-    completion = completions[record["sample"] if params.strategy == "beam" else 0]
-    now = {"version": lmtool.__version__, "torch": torch.__version__}
-    changed = tuple(f"{name} {record[name]} -> {value}" for name, value in now.items() if record.get(name) != value)
-    before, tokens = record["tokens"], list(completion.tokens)
-    differs_at = None if before == tokens else common_prefix_length(before, tokens)
-    return ReplayResult(record, completion.text, differs_at, changed)
 
 
 def _params_and_options_for_replay(record: Mapping[str, Any]) -> tuple[AnyParams, dict[str, Any]]:

@@ -43,7 +43,7 @@ class Hypothesis:
     def with_token(self, token: int) -> Self:
         """Returns the hypothesis extended by one token."""
         window = replace(self.window, tokens=(*self.window.tokens, token))
-        form = None if self.form is None else self.form.with_token(token)
+        form = None if self.form is None else self.form.with_tokens(token)
         return replace(self, window=window, text=(*self.text, token), n_generated=self.n_generated + 1, form=form)
 
     @property
@@ -142,7 +142,7 @@ class Strategy(ABC):
         scores_BV = filters.apply_logits_processors(scores_BV, self.params, texts, n_generated, self.end_ids)
         return filters.exclude_by_forms(scores_BV, forms, self.end_ids, unfiltered_BV)
 
-    def make_tokens(
+    def make_constrained_tokens(
         self, logprobs_BV: Tensor, filtered_BV: Tensor, ids_B: Tensor, forms: Sequence[FormState | None]
     ) -> list[Token]:
         """Makes a token of each row, with its log-probability among the tokens that the form of the row allows."""
@@ -174,7 +174,7 @@ class Sampler(Strategy):
         ids = [self._close_form_before_limit(state, token) for state, token in zip(states, ids, strict=True)]
         forms = [state.hypotheses[0].form for state in states]
         ids_B = torch.tensor(ids, device=logits_BV.device)
-        tokens = self.make_tokens(logits_BV.log_softmax(-1), filtered_BV, ids_B, forms)
+        tokens = self.make_constrained_tokens(logits_BV.log_softmax(-1), filtered_BV, ids_B, forms)
         longer = [state.hypotheses[0].with_token(token.id) for state, token in zip(states, tokens, strict=True)]
         return [self.make_step(*each) for each in zip(states, tokens, longer, strict=True)]
 
@@ -198,12 +198,15 @@ class Sampler(Strategy):
 
         extended: its hypothesis with the token.
         """
-        n_steps = state.n_steps + 1
+        n_steps, form = state.n_steps + 1, extended.form
         finish = state.get_limit_finish_reason(n_steps)
-        if extended.is_complete or self._must_end_with_complete_form(
-            extended.form, state.request.params.max_new_tokens - n_steps
-        ):
+        if extended.is_complete:
             finish = "stop"
+        elif form is not None and form.form.complete and form.may_end:
+            n_left = state.request.params.max_new_tokens - n_steps
+            # no later end of the form fits into the tokens left
+            if n_left == 0 or not (self.end_ids or 0 < len(form.completing_tokens or ()) <= n_left):
+                finish = "stop"
         if token.id in self.end_ids:
             finish = "end"
         return StrategyStep([] if finish else [extended], [] if finish else [0], [NewTokens([token], finish)])
@@ -213,18 +216,12 @@ class Sampler(Strategy):
         form = state.hypotheses[0].form
         if form is None or not form.form.complete or token in self.end_ids:
             return token
-        state.next_form = form.with_token(token)
+        state.next_form = form.with_tokens(token)
         if form.can_close_after(token, state.request.params.max_new_tokens - state.n_steps - 1):
             return token
         if form.may_end and self.end_ids:
             return min(self.end_ids)
         return form.completing_tokens[0] if form.completing_tokens else token
-
-    def _must_end_with_complete_form(self, form: FormState | None, n_left: int) -> bool:
-        """Whether a text that must be complete has its form, and no later end fits into the tokens left."""
-        if form is None or not (form.form.complete and form.may_end):
-            return False
-        return n_left == 0 or not (self.end_ids or (form.completing_tokens and len(form.completing_tokens) <= n_left))
 
 
 def verify_draft_token(p_V: Tensor, q_V: Tensor, token: int, acceptance: float, uniform: float) -> tuple[int, bool]:
@@ -293,8 +290,6 @@ def make_tokens(logprobs_BV: Tensor, filtered_BV: Tensor, ids_B: Tensor, n_alter
 
 def _log_allowed_probability(logprobs_V: Tensor, form: FormState, end_ids: Collection[int]) -> float:
     """Returns the log of the total probability that a form allows, computed from the smaller set of tokens."""
-    allowed_V = np.zeros(len(logprobs_V), dtype=np.bool_)
-    allowed_V[: len(form.allowed_V)] = form.allowed_V
-    allowed_V[list(end_ids)] = form.may_end
+    allowed_V = form.mask_allowed_tokens(len(logprobs_V), end_ids)
     excluded = float(logprobs_V[np.flatnonzero(~allowed_V)].exp().sum()) if allowed_V.mean() > 0.5 else 1.0
     return math.log1p(-excluded) if excluded < 0.5 else float(logprobs_V[np.flatnonzero(allowed_V)].logsumexp(-1))

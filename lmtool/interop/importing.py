@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -58,13 +58,11 @@ VERSION = 1
 def import_to_cache(reference: str) -> Path:
     """Imports a published model into the cache, if it is not there yet. Returns its run.
 
-    reference: hf:ORG/NAME[@REVISION], a Hugging Face directory, or a .gguf file. A name of the Hub that was imported
-    before is not asked for again. Raises CheckpointError for what cannot be imported.
+    reference: hf:ORG/NAME[@REVISION], a Hugging Face directory, or a .gguf file. The Hub is asked for the newest commit
+    of a name. Raises CheckpointError for what cannot be imported.
     """
     if not reference.startswith(references.HUB_PREFIX):
         return _find_or_write_cached_run(open_published_model(Path(reference)), reference, None)
-    if (known := references.find_imported_run(reference)) is not None:
-        return known
     path, commit = download_hub_model(reference)
     run = _find_or_write_cached_run(open_published_model(path), reference, commit)
     references.try_write_cache_line(references.hub_note_file(reference), run.name)
@@ -148,11 +146,11 @@ def _write_run(
         raise import_error("its configuration is of a model larger than what any program could hold", model.path)
     with torch.device("meta"):
         outlines = add_objective_head(recipe, build_on_meta(spec, spec.vocab_size or 0)).state_dict()
-    weights = model.family.list_parameter_mappings(spec, BODY_OBJECTIVE if has_separate_head else recipe.objective)
+    mappings = model.family.list_parameter_mappings(spec, BODY_OBJECTIVE if has_separate_head else recipe.objective)
     if has_separate_head:
-        body = (replace(weight, name=f"body.{weight.name}") for weight in weights)
-        weights = [*body, *(ParameterMapping(name, (name,)) for name in model.head_tensor_names)]
-    tensors = _convert_weights_lazily(model, weights, outlines, report)
+        body = (replace(mapping, name=f"body.{mapping.name}") for mapping in mappings)
+        mappings = [*body, *(ParameterMapping(name, (name,)) for name in model.head_tensor_names)]
+    tensors = _convert_weights_lazily(model, mappings, outlines, report)
     millions = sum(parameter.numel() for parameter in outlines.values()) / 1e6
     info = RunInfo.create(
         recipe=_derive_run_name(reference),
@@ -165,15 +163,10 @@ def _write_run(
         run.save_checkpoint(CheckpointSnapshot(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
-class RecipeSections(NamedTuple):
-    """The sections `model`, `objective` and `data` of a recipe, and whether its head is stored beside the body."""
-
-    sections: dict[str, dict[str, Any]]
-    has_separate_head: bool
-
-
-def read_recipe_sections(model: PublishedModel) -> RecipeSections:
+def read_recipe_sections(model: PublishedModel) -> tuple[dict[str, dict[str, Any]], bool]:
     """Reads the sections of a recipe from the configuration of a model.
+
+    Returns the sections `model`, `objective` and `data`, and whether the head is stored beside the body.
 
     Where the note of an export says more than what Transformers reads, labels and the kind of the head that there is
     are those of Transformers, because they may have changed. Raises CheckpointError for what no recipe expresses.
@@ -197,7 +190,7 @@ def read_recipe_sections(model: PublishedModel) -> RecipeSections:
     if model.max_context:
         contexts.append(model.max_context)
     sections = {"model": {**spec, "context": min(contexts)}, "objective": objective, "data": data}
-    return RecipeSections(sections, has_separate_head)
+    return sections, has_separate_head
 
 
 def _build_tokenizer(model: PublishedModel, objective_kind: str) -> Tokenizer:
@@ -226,14 +219,6 @@ DOCUMENTS, ONE_TEXT = {"split": "document"}, {"split": "slice", "documents": "wh
 """How a text is read: [BOS] text [EOS] for each document, or all as one text."""
 
 
-def _was_trained_on_one_text(objective_kind: str, tokenizer: Tokenizer) -> bool:
-    """Whether it is the export of a run that was trained on one text, not on documents that [BOS] begins."""
-    template = tokenizer.roles.template
-    n_special = min(len(SPECIAL_TOKENS), tokenizer.vocab_size)
-    is_own = tuple(map(tokenizer.token_name, range(n_special))) == SPECIAL_TOKENS
-    return is_own and objective_kind == "causal" and (template is None or not template.before)
-
-
 def _build_recipe(
     model: PublishedModel, sections: Mapping[str, dict[str, Any]], tokenizer: Tokenizer, reference: str
 ) -> Recipe:
@@ -241,7 +226,11 @@ def _build_recipe(
     if isinstance(n_rows, int) and n_rows < tokenizer.vocab_size:
         what = f"the tokenizer has {tokenizer.vocab_size} entries, but the embedding has {n_rows} rows"
         raise import_error(what, model.path, "name a model with its own tokenizer")
-    reads_one_text = _was_trained_on_one_text(sections["objective"]["kind"], tokenizer)
+    n_special = min(len(SPECIAL_TOKENS), tokenizer.vocab_size)
+    is_own = tuple(map(tokenizer.token_name, range(n_special))) == SPECIAL_TOKENS
+    adds_start = tokenizer.roles.template is not None and bool(tokenizer.roles.template.before)
+    # the export of a run that was trained on one text, not on documents that [BOS] begins
+    reads_one_text = is_own and sections["objective"]["kind"] == "causal" and not adds_start
     try:
         return Recipe.model_validate(
             {
@@ -260,7 +249,7 @@ def _build_recipe(
 
 
 def _convert_weights_lazily(
-    model: PublishedModel, weights: Sequence[ParameterMapping], meta_tensors: Mapping[str, Tensor], report: Progress
+    model: PublishedModel, mappings: Sequence[ParameterMapping], meta_tensors: Mapping[str, Tensor], report: Progress
 ) -> ComputedTensors:
     """Returns the weights of the run, each of which is converted when it is written.
 
@@ -272,10 +261,10 @@ def _convert_weights_lazily(
         return import_error(f"the weights do not fit the configuration: {what}", model.path)
 
     stored = {*model.config.tensor_names, *model.head_tensor_names}
-    used = {name: None for weight in weights for name in weight.published_names}
+    used = {name: None for mapping in mappings for name in mapping.published_names}
     if missing := [name for name in used if name not in stored]:
         raise misfit_error(f"{printable(missing[0])[:100]} is missing")
-    (embedding, *_) = next(w.published_names for w in weights if w.name.endswith("inputs.tokens.weight"))
+    (embedding, *_) = next(m.published_names for m in mappings if m.name.endswith("inputs.tokens.weight"))
     for name in sorted(stored - used.keys()):
         if not any(re.fullmatch(pattern, name) for pattern in model.family.redundant):
             raise misfit_error(f"{printable(name)[:100]} has no place in it")
@@ -283,20 +272,20 @@ def _convert_weights_lazily(
             tensor, tied = model.read_tensor(name), model.read_tensor(embedding)
             if tensor.shape == tied.shape and not torch.equal(tensor, tied):
                 raise misfit_error(f"{printable(name)[:100]} differs from the embedding that it is tied to")
-    if odd := meta_tensors.keys() ^ {weight.name for weight in weights}:
+    if odd := meta_tensors.keys() ^ {mapping.name for mapping in mappings}:
         if not model.head_tensor_names:
             raise AssertionError(f"{model.family.model_type}: {odd}")
         raise misfit_error(f"{printable(min(odd))[:100]} is missing in its head, or has no place in it")
     n_bytes, done = sum(4 * parameter.numel() for parameter in meta_tensors.values()), 0
-    by_name = {weight.name: weight for weight in weights}
+    mapping_by_name = {mapping.name: mapping for mapping in mappings}
 
     def convert(name: str) -> Tensor:
         nonlocal done
-        weight = by_name[name]
-        first, names = printable(weight.published_names[0])[:100], printable(", ".join(weight.published_names))[:100]
-        tensors = [model.read_tensor(published_name) for published_name in weight.published_names]
+        mapping = mapping_by_name[name]
+        first, names = printable(mapping.published_names[0])[:100], printable(", ".join(mapping.published_names))[:100]
+        tensors = [model.read_tensor(published_name) for published_name in mapping.published_names]
         try:
-            tensor = weight.layout.join(tensors)
+            tensor = mapping.layout.join(tensors)
         except (ValueError, RuntimeError, IndexError) as error:
             raise misfit_error(f"{first}: {printable(str(error))[:80]}") from error
         if tensor.shape != meta_tensors[name].shape:

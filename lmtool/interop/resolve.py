@@ -42,7 +42,7 @@ def import_if_published(name: str) -> str:
     return str(import_to_cache(name))
 
 
-def resolve_name_without_download(name: str) -> str:
+def import_if_published_without_download(name: str) -> str:
     """Resolves a name that a file holds, as `import_if_published` does, but downloads nothing: only names that a user
     typed may be downloaded.
 

@@ -199,7 +199,13 @@ def open_and_verify_checkpoint(
     """
     checkpoint, problem = None, None
     try:
-        checkpoint = _verify_share_of_files(path, verify_optimizer, peers)
+        checkpoint = open_checkpoint_checking_sizes(path)
+        wanted = (*checkpoint.model_files, *(checkpoint.optimizer_files if verify_optimizer else ()), STATE_FILE)
+        if missing := [name for name in wanted if not os.path.lexists(path / name)]:
+            raise _damage_error(path / missing[0], f"{missing[0]} is missing")
+        for name in wanted[peers.rank :: peers.size]:
+            _verify_digest(path / name, checkpoint.files[name].sha256)
+        checkpoint = dataclasses.replace(checkpoint, verified=frozenset(wanted))
     except CheckpointError as error:
         problem = error
     for text in peers.gather_texts(json.dumps(problem and [problem.what, problem.where, problem.fix])):
@@ -207,17 +213,6 @@ def open_and_verify_checkpoint(
             raise CheckpointError(refusal[0], where=refusal[1], fix=refusal[2]) from problem
     assert checkpoint is not None
     return checkpoint
-
-
-def _verify_share_of_files(path: Path, verify_optimizer: bool, peers: Peers) -> Checkpoint:
-    """Verifies the share of the digests of this process, and returns the checkpoint."""
-    checkpoint = open_checkpoint_checking_sizes(path)
-    wanted = (*checkpoint.model_files, *(checkpoint.optimizer_files if verify_optimizer else ()), STATE_FILE)
-    if missing := [name for name in wanted if not os.path.lexists(path / name)]:
-        raise _damage_error(path / missing[0], f"{missing[0]} is missing")
-    for name in wanted[peers.rank :: peers.size]:
-        _verify_digest(path / name, checkpoint.files[name].sha256)
-    return dataclasses.replace(checkpoint, verified=frozenset(wanted))
 
 
 def find_newest_valid_checkpoint(

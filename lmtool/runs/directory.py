@@ -352,11 +352,6 @@ class Run:
         """Returns the validation that the last session passed to `end_session`; None if there is none."""
         return self.info.sessions[-1].validation if self.info.sessions else None
 
-    def newest_step_after(self, step: int) -> int | None:
-        """Returns the step of the newest checkpoint after `step`, complete or not; None if there is none."""
-        newest = max((other for other, _ in checkpoints.list_checkpoints(self.path / CHECKPOINTS)), default=step)
-        return newest if newest > step else None
-
     @property
     def best_step(self) -> int | None:
         """Returns the step of the best validation; None before any."""
@@ -370,22 +365,21 @@ class Run:
                 return checkpoints.open_checkpoint_checking_sizes(path).best_step
         return None
 
-    def find_best_checkpoint(self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> FoundCheckpoint:
+    def find_best_checkpoint(self, peers: Peers = SINGLE_PROCESS) -> FoundCheckpoint:
         """Returns the checkpoint of the best validation, or the newest complete one with a warning if that is damaged.
 
-        Before any validation, the newest is the best. peers: see `open_and_verify_checkpoint`. Raises CheckpointError
-        if none is complete.
+        Before any validation, the newest is the best. The optimizer's tensors are not verified. peers: see
+        `open_and_verify_checkpoint`. Raises CheckpointError if none is complete.
         """
         best_step = self.best_step
         if best_step is None:
-            return self.find_newest_checkpoint(verify_optimizer=verify_optimizer, peers=peers)
+            return self.find_newest_checkpoint(verify_optimizer=False, peers=peers)
         path = self.path / CHECKPOINTS / checkpoints.step_folder_name(best_step)
         try:
-            return FoundCheckpoint(
-                checkpoints.open_and_verify_checkpoint(path, verify_optimizer=verify_optimizer, peers=peers), []
-            )
+            checkpoint = checkpoints.open_and_verify_checkpoint(path, verify_optimizer=False, peers=peers)
+            return FoundCheckpoint(checkpoint, [])
         except CheckpointError as error:
-            found = self.find_newest_checkpoint(verify_optimizer=verify_optimizer, peers=peers)
+            found = self.find_newest_checkpoint(verify_optimizer=False, peers=peers)
             if any(path.name in warning for warning in found.warnings):  # already reported as damaged
                 return found
             warning = f"using {found.checkpoint.path.name} instead of the best, {path.name}: {error.what}"

@@ -378,20 +378,17 @@ def describe_environment(device: str) -> dict[str, object]:
     import torch
 
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
+    processor = ""
+    with suppress(OSError):
+        if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE):
+            processor = match[1].strip()
     return {
         "lmtool": __version__,
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
         "platform": platform.platform(),
-        "processor": _processor_name(),
+        "processor": processor or platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "device": device,
         "gpu": gpu,
     }
-
-
-def _processor_name() -> str:
-    with suppress(OSError):
-        if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE):
-            return match[1].strip()
-    return platform.processor() or platform.machine()

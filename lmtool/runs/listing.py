@@ -85,7 +85,7 @@ class RunSummary:
     checkpoints: tuple[CheckpointSummary, ...] = ()
 
 
-def summarize_runs() -> list[RunSummary]:
+def summarize_all_runs() -> list[RunSummary]:
     """Returns the summaries of all known runs, the last started first."""
     return sorted((summarize_run(path) for path in list_runs()), key=lambda summary: summary.started, reverse=True)
 

@@ -33,9 +33,7 @@ from lmtool.recipe.spec.objective import (
     Classification,
     HeadSpec,
     Masked,
-    QuestionAnswering,
     ReplacedTokens,
-    Tagging,
 )
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import PretrainedStatesModelSpec
@@ -84,7 +82,7 @@ class LoadedModel:
         return {"run": str(self.run_path), "step": self.step, "checkpoint": self.checkpoint_hash}
 
     @contextmanager
-    def joined(self) -> "Iterator[LoadedModel]":
+    def join_processes(self) -> "Iterator[LoadedModel]":
         """Yields the same model joined with the processes of torchrun, each of which computes its share."""
         with self.compute.join_processes() as compute:
             yield replace(self, compute=compute)
@@ -400,24 +398,14 @@ def _load_base_weights_and_explain_head(lm: LanguageModel, base: Reference, obje
     new_head = {name: t for name, t in lm.state_dict(keep_vars=True).items() if not name.startswith("body.")}
     if not isinstance(base.recipe.objective, Classification):
         return None
-    same_labels = get_head_target_and_classes(base.recipe.objective) == get_head_target_and_classes(objective)
+    same_labels = isinstance(objective, Classification) and (
+        (objective.task, objective.labels) == (base.recipe.objective.task, base.recipe.objective.labels)
+    )
     if same_labels and head == {name: t.shape for name, t in new_head.items()}:
         for name, parameter in new_head.items():
             _check_finite(name, _copy_local_rows_(parameter, tensors, name), checkpoint)
         return "the head is reused, since the labels are the same"
     return "the head is new, since the labels differ from those of the run"
-
-
-def get_head_target_and_classes(objective: AnyObjective) -> tuple[str, tuple[str, ...]] | None:
-    """Returns what a head predicts, and its classes; None without a head."""
-    match objective:
-        case Classification():
-            return objective.task, objective.labels
-        case Tagging():
-            return objective.kind, objective.labels
-        case QuestionAnswering():
-            return objective.kind, ()
-    return None
 
 
 def _format_shape(tensor: Tensor | None) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from lmtool.errors import UsageError
 from lmtool.recipe.dump import dump_yaml
@@ -19,17 +18,11 @@ from lmtool.storage.durable import atomic_output_folder, check_folder_is_empty
 from lmtool.storage.records import encode_json
 
 
-class MergedRun(NamedTuple):
-    """The directory of a new run, and warnings about the run that it was made from."""
-
-    path: Path
-    warnings: tuple[str, ...]
-
-
-def merge_adapters_into_new_run(adapted: Reference, output: Path | None, command_line: Sequence[str]) -> MergedRun:
+def merge_adapters_into_new_run(adapted: Reference, output: Path | None, command_line: Sequence[str]) -> Path:
     """Makes a run that predicts as another one does, but has no adapters and needs no base run.
 
     It has the best checkpoint, or the given one, with its logs and results. An error or a kill leaves no run.
+    Returns its directory.
 
     output: its directory; a new one under the runs directory by default. command_line: is written to run.json.
     Raises UsageError for a run without adapters and for a folder in use, CheckpointError if the base is missing or the
@@ -44,11 +37,7 @@ def merge_adapters_into_new_run(adapted: Reference, output: Path | None, command
     check_folder_is_empty(folder)
     plain = recipe.with_unvalidated_values({"tuning.lora": None})
     weights, state = read_merged_weights(adapted), read_saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
-    state |= {
-        "stale": 0,
-        "pending": None,
-        "recipe": plain.model_dump(mode="json"),
-    }
+    state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json")}
     validated = old.last_validation
     if validated is not None and validated.best_step == step:
         state |= validated.model_dump(include={"best_step", "best_value", "best_loss"})
@@ -76,4 +65,4 @@ def merge_adapters_into_new_run(adapted: Reference, output: Path | None, command
         run.end_session("finished")
         run.remove_optimizer_states()
     add_to_runs_index(folder)
-    return MergedRun(folder, adapted.warnings)
+    return folder

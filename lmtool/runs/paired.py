@@ -96,10 +96,10 @@ def _wilcoxon_p_value(difference_R: Floats) -> float:
     return float(wilcoxon(difference_R).pvalue) if difference_R.any() else 1.0
 
 
-def bootstrap_mean_interval(value_R: Floats, seed: int = 0) -> tuple[float, float]:
+def bootstrap_mean_interval(value_R: Floats) -> tuple[float, float]:
     """Returns the 95 % interval of a mean over rows, by percentiles of a bootstrap (Efron 1979)."""
     value_U, count_U = np.unique(value_R, return_counts=True)
-    rng, n, size = np.random.default_rng(seed), len(value_R), max(1, MAX_RANDOM_NUMBERS // len(value_U))
+    rng, n, size = np.random.default_rng(0), len(value_R), max(1, MAX_RANDOM_NUMBERS // len(value_U))
     # how often a draw of rows has each distinct value is multinomial
     counts = (
         rng.multinomial(n, count_U / n, min(size, BOOTSTRAP_SAMPLES - done))

@@ -59,7 +59,7 @@ class Reference:
         return (
             self.find_named_or_newest_checkpoint(verify_optimizer=False)
             if self.named
-            else self.run.find_best_checkpoint(verify_optimizer=False)
+            else self.run.find_best_checkpoint()
         )
 
     @cached_property
@@ -87,7 +87,10 @@ class Reference:
     @property
     def newer_step(self) -> int | None:
         """Step of the newest checkpoint after the best one; None if there is none, or a checkpoint is named."""
-        return None if self.named else self.run.newest_step_after(self.checkpoint.step)
+        if self.named is not None:
+            return None
+        step, saved = self.checkpoint.step, checkpoints.list_checkpoints(self.run.path / CHECKPOINTS)
+        return max((other for other, _ in saved if other > step), default=None)
 
     def read_unverified_recipe(self) -> tuple[Recipe, list[str]]:
         """Reads recipe.yaml without comparing it with a checkpoint.

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from lmtool.compute.machine import process_memory_limit_bytes
-from lmtool.generation.constrained import cached_spelled_vocabulary
+from lmtool.generation.constrained import get_spelled_vocabulary
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.model_runner import ModelRunner
@@ -95,7 +95,7 @@ class Scheduler:
         model = generator.loaded.model
         self.n_rows, self.n_queued = n_rows, n_queued
         runner = ModelRunner(model)
-        self.slot_bytes = _measure_cache_slot_bytes(runner, generator) if generator.writes else 0
+        self.slot_bytes = _measure_cache_slot_bytes(runner, generator) if generator.is_left_to_right else 0
         if n_slots is None:
             is_gpu = runner.device.type == "cuda"
             free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else process_memory_limit_bytes()
@@ -215,9 +215,9 @@ class Scheduler:
 
     def _run_loop(self) -> None:
         self._generator.loaded.model.eval()
-        if self._generator.writes:
+        if self._generator.is_left_to_right:
             # blocks all threads for a while, so it is made first
-            cached_spelled_vocabulary(self._generator.loaded.tokenizer)
+            get_spelled_vocabulary(self._generator.loaded.tokenizer)
         while True:
             with self._changed:
                 while not (self._ends or self._queue or self._calls or self._texts):

@@ -19,7 +19,7 @@ from lmtool.runs.uncertainty import CROSS_VALIDATION, N_FOLDS, are_indistinguish
 from lmtool.tasks import metrics
 from lmtool.tasks.cells import has_bio_tags
 from lmtool.tasks.labels import LabelKind, LabelMap, get_label_names
-from lmtool.tasks.reading import LabelledRow, LabelledTable
+from lmtool.tasks.reading import LabelledTable
 
 MAX_FITTED_ROWS = 20_000
 """Rows that the linear model is fitted to: a random sample of larger tables."""
@@ -110,11 +110,10 @@ def score_or_cross_validate_baseline(
         embed_texts: of the encoder that is fine-tuned, if any.
     """
     kind = cast(LabelMap, train.labels).kind
-    scores = (
-        _score_most_frequent_tags(train, held_out or train)
-        if kind == "tags"
-        else _score_constant_and_linear_models(train, held_out, embed_texts)
-    )
+    if kind == "tags":
+        scores = _score_most_frequent_tags(train, held_out or train)
+    else:
+        scores = _score_constant_and_linear_models(train, held_out, embed_texts)
     part = CROSS_VALIDATION if held_out is None else part
     return Baseline.model_validate({"kind": kind, "part": part, "rows": len(train), **scores})
 
@@ -123,10 +122,17 @@ def _score_constant_and_linear_models(
     train: LabelledTable, held_out: LabelledTable | None, embed_texts: EmbedTexts | None
 ) -> dict[str, Any]:
     """Scores the most frequent label or the mean, and linear models of tf-idf and of vectors."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
     labels = cast(LabelMap, train.labels)
     fitted = random.Random(0).sample(train.items, min(MAX_FITTED_ROWS, len(train)))
     items = fitted if held_out is None else [*fitted, *held_out.items]
-    texts, target_RC, row_R = _join_texts(items), _encode_targets(items, labels), np.arange(len(items))
+    texts = ["\n".join(text[: MAX_CHARACTERS // len(item.texts)] for text in item.texts) for item in items]
+    if labels.kind == "number":
+        targets: list[Any] = [[cast(float, item.label)] for item in items]
+    else:
+        targets = [labels.encode(get_label_names(item.label)) for item in items]
+    target_RC, row_R = np.array(targets, dtype=np.float64), np.arange(len(items))
     # Pairs of the rows that are fitted to, and those that are measured.
     splits = [(row_R[: len(fitted)], row_R[len(fitted) :])]
     if held_out is None:
@@ -149,7 +155,14 @@ def _score_constant_and_linear_models(
         return compute_main_metric(truth_RC, np.concatenate(scores), labels.kind)
 
     def make_tfidf(known: Ints, measured: Ints) -> tuple[Any, Any] | None:
-        return _fit_and_transform_tfidf([texts[i] for i in known], [texts[i] for i in measured], by_words)
+        """Returns the tf-idf of both, with the frequencies of the known texts; None if these have no words."""
+        word_pairs = {"ngram_range": (1, 2), "token_pattern": r"\w+"}
+        characters = {"ngram_range": (1, 5), "analyzer": "char_wb"}
+        vectorizer = TfidfVectorizer(sublinear_tf=True, dtype=np.float64, **(word_pairs if by_words else characters))
+        analyze, known_texts = vectorizer.build_analyzer(), [texts[i] for i in known]
+        if not any(analyze(text) for text in known_texts):
+            return None
+        return vectorizer.fit_transform(known_texts), vectorizer.transform([texts[i] for i in measured])
 
     scores = {"constant": score(lambda known, measured: None), "linear": score(make_tfidf)}
     if embed_texts is not None and len(items) <= MAX_EMBEDDED_ROWS:
@@ -196,32 +209,6 @@ def compute_word_overlap_of_halves(texts: Sequence[str]) -> float:
     words = [re.findall(r"\w+", text.lower()) for text in sample]
     known, others = {*chain(*words[::2])}, [*chain(*words[1::2])]
     return sum(word in known for word in others) / max(1, len(others))
-
-
-def _join_texts(items: Sequence[LabelledRow]) -> list[str]:
-    return ["\n".join(text[: MAX_CHARACTERS // len(item.texts)] for text in item.texts) for item in items]
-
-
-def _encode_targets(items: Sequence[LabelledRow], labels: LabelMap) -> Floats:
-    """Returns classes and labels as multi-hot vectors (R, C), numbers as they are (R, 1)."""
-    if labels.kind == "number":
-        return np.array([[cast(float, item.label)] for item in items], dtype=np.float64)
-    return np.array([labels.encode(get_label_names(item.label)) for item in items], dtype=np.float64)
-
-
-def _fit_and_transform_tfidf(
-    fitted_texts: Sequence[str], other_texts: Sequence[str], by_words: bool
-) -> tuple[Any, Any] | None:
-    """Returns the tf-idf of both, with the frequencies of `fitted_texts`; None if these have no words."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    word_pairs = {"ngram_range": (1, 2), "token_pattern": r"\w+"}
-    characters = {"ngram_range": (1, 5), "analyzer": "char_wb"}
-    vectorizer = TfidfVectorizer(sublinear_tf=True, dtype=np.float64, **(word_pairs if by_words else characters))
-    analyze = vectorizer.build_analyzer()
-    if not any(analyze(text) for text in fitted_texts):
-        return None
-    return vectorizer.fit_transform(fitted_texts), vectorizer.transform(other_texts)
 
 
 def _fit_linear_and_score_others(fitted_RF: Any, other_RF: Any, target_RC: Floats, kind: LabelKind) -> Floats:

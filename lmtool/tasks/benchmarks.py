@@ -24,9 +24,8 @@ from jinja2 import TemplateError
 from lmtool.data.catalogue import read_catalogue
 from lmtool.data.files import quote, quote_all
 from lmtool.data.hub import import_datasets_quietly
-from lmtool.data.survey import Progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import DataError, UsageError
-from lmtool.evaluation.loop import ignore_progress
 from lmtool.evaluation.scoring import check_predicts_tokens
 from lmtool.extras import import_extra
 from lmtool.generation.generate import TextGenerator
@@ -117,7 +116,7 @@ def load_lm_eval_tasks(
     for loaded in models_to_check:
         check_predicts_tokens(loaded)
         for name, task in opened["tasks"].items():
-            cannot_generate = task.OUTPUT_TYPE == "generate_until" and not TextGenerator(loaded).writes
+            cannot_generate = task.OUTPUT_TYPE == "generate_until" and not TextGenerator(loaded).is_left_to_right
             if cannot_generate or (task.OUTPUT_TYPE == "loglikelihood_rolling" and loaded.prompt_format.answers):
                 model = f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind}"
                 fix = "leave the task out, or name another model"
@@ -236,9 +235,8 @@ class BenchmarkResults:
 
     def truncation_notices(self) -> list[str]:
         """Returns what a reader of the results should know."""
-        return [f"{self.n_truncated:,} requests lost the beginning of their context, which is too long"] * (
-            self.n_truncated > 0
-        )
+        text = f"{self.n_truncated:,} requests lost the beginning of their context, which is too long"
+        return [text] if self.n_truncated else []
 
     def write_rows(self, path: Path) -> None:
         """Writes the rows, each with the name of its task, to a new file."""
@@ -247,7 +245,7 @@ class BenchmarkResults:
 
 
 def evaluate_lm_eval_tasks(
-    loaded: LoadedModel, tasks: Tasks, max_rows_per_task: int | None = None, report: Progress = ignore_progress
+    loaded: LoadedModel, tasks: Tasks, max_rows_per_task: int | None = None, report: Progress = no_progress
 ) -> BenchmarkResults:
     """Evaluates a model on each task, by all processes together. max_rows_per_task: rows of each task; None for all.
 
@@ -262,7 +260,7 @@ def evaluate_lm_eval_tasks(
     torch.manual_seed(FEWSHOT_SEED)
     for task in tasks["tasks"].values():
         task.set_fewshot_seed(FEWSHOT_SEED)
-    with loaded.joined() as loaded:
+    with loaded.join_processes() as loaded:
         model = lmeval.LmtoolModel(loaded, report)
         try:
             found = evaluate(model, dict(tasks), limit=max_rows_per_task, bootstrap_iters=0)
@@ -276,9 +274,8 @@ def evaluate_lm_eval_tasks(
         for key, value in _select_metrics_without_stderr(found["results"][name]).items():
             metric, _, kind = key.partition(",")
             rows = [row for row in found["samples"][name] if metric in row and row["filter"] == (kind or "none")]
-            metrics[key] = _make_metric_with_interval(
-                float(value), [row[metric] for row in rows], task.aggregation().get(metric)
-            )
+            values, aggregate = [row[metric] for row in rows], task.aggregation().get(metric)
+            metrics[key] = _make_metric_with_interval(float(value), values, aggregate)
     groups = {name: _select_metrics_without_stderr(figures) for name, figures in found.get("groups", {}).items()}
     n_rows = {name: found["n-samples"][name]["effective"] for name in results}
     return BenchmarkResults(results, groups, n_rows, found["n-shot"], found["samples"], model.n_truncated)
@@ -310,9 +307,8 @@ def _make_metric_with_interval(value: float, row_values: Sequence[Any], aggregat
     values_R = np.array(row_values, dtype=np.float64)
     if np.isin(values_R, (0, 1)).all():
         return BenchmarkMetric(value, confidence_interval_95("accuracy", value, len(row_values)), values_R.tolist())
-    return BenchmarkMetric(
-        value, _aggregate_interval_ends(aggregate or mean, bootstrap_mean_interval(values_R)), values_R.tolist()
-    )
+    interval = _aggregate_interval_ends(aggregate or mean, bootstrap_mean_interval(values_R))
+    return BenchmarkMetric(value, interval, values_R.tolist())
 
 
 def _aggregate_interval_ends(aggregate: Callable[[Sequence[Any]], float], ends: Iterable[Any]) -> tuple[float, float]:

@@ -1,5 +1,7 @@
 """Builds the task of a table from a recipe. Each task is a file of this room, and a line in `get_task_class`."""
 
+from typing import Any
+
 from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.cells import has_bio_tags
@@ -66,4 +68,8 @@ def build_task(
     spec = recipe.objective
     if isinstance(spec, Classification) and spec.task == "auto":
         raise ValueError("the labels have not been inferred from the table yet")
-    return get_task_class(spec, len(columns.texts)).build(recipe, prompt_format, task_name, columns, labels)
+    task: Any = get_task_class(spec, len(columns.texts))
+    if task is TextToTextTask:
+        return TextToTextTask(recipe, prompt_format, task_name, columns, labels)
+    built: Task = task(prompt_format, spec)
+    return built

@@ -145,30 +145,30 @@ def parse_answers(cell: Any, context: str) -> tuple[AnswerSpan, ...]:
     if isinstance(cell, dict) and isinstance(texts := cell.get("text"), list):
         starts = cell.get("answer_start")
         if not isinstance(starts, list) or len(starts) != len(texts):
-            raise CellError(
-                "wrong type", "the answers differ in the number of text and answer_start", "write one for each answer"
-            )
+            what = "the answers differ in the number of text and answer_start"
+            raise CellError("wrong type", what, "write one for each answer")
         cell = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(cell, list) or not all(isinstance(one, dict) for one in cell):
         what = f"the answers are {'missing' if cell is None else type(cell).__name__}, not a list of objects"
         fix = 'write [{"text": "...", "answer_start": 0}], or [] for a question without an answer'
         raise CellError("wrong type", what, fix)
-    return tuple(_parse_answer(answer, context) for answer in cell)
-
-
-def _parse_answer(answer: dict[str, Any], context: str) -> AnswerSpan:
-    text, start = answer.get("text"), answer.get("answer_start")
-    if not isinstance(text, str) or not text.strip() or not isinstance(start, int) or isinstance(start, bool):
-        what = "an answer without text" if not isinstance(text, str) or not text.strip() else "no answer_start"
-        raise CellError("wrong type", what, "write text, and answer_start as a number of characters")
-    text = replace_surrogates(text)
-    if start < 0 or context[start : start + len(text)] != text:
-        other = context[max(0, start) : max(0, start) + len(text)]
-        what = f"the answer {quote(text, 40)} is not at answer_start {start}: there is {quote(other, 40)}"
-        at = context.find(text)
-        fix = "the context does not have it: correct one of them" if at < 0 else f"it begins at {at}: correct it"
-        raise CellError("answer outside the context", what, fix)
-    return AnswerSpan(start, text)
+    answers = []
+    for answer in cell:
+        text, start = answer.get("text"), answer.get("answer_start")
+        fix = "write text, and answer_start as a number of characters"
+        if not isinstance(text, str) or not text.strip():
+            raise CellError("wrong type", "an answer without text", fix)
+        if not isinstance(start, int) or isinstance(start, bool):
+            raise CellError("wrong type", "no answer_start", fix)
+        text = replace_surrogates(text)
+        if start < 0 or context[start : start + len(text)] != text:
+            other = context[max(0, start) : max(0, start) + len(text)]
+            what = f"the answer {quote(text, 40)} is not at answer_start {start}: there is {quote(other, 40)}"
+            at = context.find(text)
+            fix = "the context does not have it: correct one of them" if at < 0 else f"it begins at {at}: correct it"
+            raise CellError("answer outside the context", what, fix)
+        answers.append(AnswerSpan(start, text))
+    return tuple(answers)
 
 
 def parse_messages(cell: Any) -> tuple[Message, ...]:
@@ -177,7 +177,33 @@ def parse_messages(cell: Any) -> tuple[Message, ...]:
         raise CellError("empty messages", "the list of messages is empty", _MESSAGES_FIX)
     if not isinstance(cell, list):
         raise CellError("wrong type", f"the cell is {type(cell).__name__}, not a list of messages", _MESSAGES_FIX)
-    return tuple(_parse_message(value, number) for number, value in enumerate(cell, 1))
+    messages = []
+    for number, value in enumerate(cell, 1):
+        if not isinstance(value, dict):
+            raise CellError("wrong type", f"message {number} is {type(value).__name__}, not an object", _MESSAGES_FIX)
+        keys = next((keys for keys in MESSAGE_KEYS if any(value.get(key) is not None for key in keys)), MESSAGE_KEYS[0])
+        author, text = (value.get(key) for key in keys)
+        if not isinstance(author, str):
+            what = "has no" if author is None else f"has {type(author).__name__} as its"
+            raise CellError("wrong role", f"message {number} {what} {keys[0]}", _MESSAGES_FIX)
+        role = ROLE_ALIASES.get(author, author)
+        if role not in MESSAGE_ROLES:
+            fix = f"name one of {', '.join(MESSAGE_ROLES)}"
+            raise CellError("wrong role", f"message {number} has the unknown role {quote(author, 30)}", fix)
+        if text is None and value.get("tool_calls"):
+            text = ""
+        if not isinstance(text, str):
+            what = "no" if text is None else f"{type(text).__name__}, not text, as its"
+            raise CellError("wrong type", f"message {number} has {what} {keys[1]}", "write text")
+        if role == "assistant" and not text.strip() and not value.get("tool_calls"):
+            raise CellError("empty answer", f"message {number}, of the assistant, is empty", "fill it")
+        if (fault := find_field_fault((text,), None, MAX_FIELD_CHARACTERS)) is not None:
+            raise CellError(fault.kind, f"message {number}: {fault.what}", fault.fix)
+        try:
+            messages.append(add_tool_fields_(Message(role=role, content=replace_surrogates(text)), value, number))
+        except UsageError as error:
+            raise CellError("wrong calls", error.what, error.fix) from None
+    return tuple(messages)
 
 
 def parse_and_trim_conversation(
@@ -199,34 +225,6 @@ def parse_and_trim_conversation(
     except (MessagesRefusedError, ToolsUnsupportedError) as refused:
         raise CellError("refused messages", refused.what, refused.fix) from None
     return messages[: ends[-1]]
-
-
-def _parse_message(value: Any, number: int) -> Message:
-    if not isinstance(value, dict):
-        raise CellError("wrong type", f"message {number} is {type(value).__name__}, not an object", _MESSAGES_FIX)
-    keys = next((keys for keys in MESSAGE_KEYS if any(value.get(key) is not None for key in keys)), MESSAGE_KEYS[0])
-    author, text = (value.get(key) for key in keys)
-    if not isinstance(author, str):
-        what = "has no" if author is None else f"has {type(author).__name__} as its"
-        raise CellError("wrong role", f"message {number} {what} {keys[0]}", _MESSAGES_FIX)
-    role = ROLE_ALIASES.get(author, author)
-    if role not in MESSAGE_ROLES:
-        fix = f"name one of {', '.join(MESSAGE_ROLES)}"
-        raise CellError("wrong role", f"message {number} has the unknown role {quote(author, 30)}", fix)
-    if text is None and value.get("tool_calls"):
-        text = ""
-    if not isinstance(text, str):
-        what = "no" if text is None else f"{type(text).__name__}, not text, as its"
-        raise CellError("wrong type", f"message {number} has {what} {keys[1]}", "write text")
-    if role == "assistant" and not text.strip() and not value.get("tool_calls"):
-        raise CellError("empty answer", f"message {number}, of the assistant, is empty", "fill it")
-    fault = find_field_fault((text,), None, MAX_FIELD_CHARACTERS)
-    if fault is not None:
-        raise CellError(fault.kind, f"message {number}: {fault.what}", fault.fix)
-    try:
-        return add_tool_fields_(Message(role=role, content=replace_surrogates(text)), value, number)
-    except UsageError as error:
-        raise CellError("wrong calls", error.what, error.fix) from None
 
 
 def parse_tools(cell: Any) -> tuple[dict[str, Any], ...]:

@@ -66,9 +66,8 @@ class ClassificationTask(HeadTask):
         return spec
 
     def fit_decision(self, scores_RC: Floats, true_RC: Floats) -> None:
-        self.temperature = self._spec.temperature or fit_temperature_with_prior(
-            scores_RC, true_RC[:, 0].astype(np.int64)
-        )
+        true_R = true_RC[:, 0].astype(np.int64)
+        self.temperature = self._spec.temperature or fit_temperature_with_prior(scores_RC, true_R)
 
     def compute_probabilities(self, scores_RC: Floats) -> Floats:
         exp_RC = np.exp((scores_RC - scores_RC.max(1, keepdims=True)) / self.temperature)

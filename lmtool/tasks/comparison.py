@@ -38,9 +38,8 @@ def score_table_rows(
     """
     texts, answers = predict_labelled_rows(loaded, source, task_name, read_options)
     scored = [_choose_metric_and_score(*pair) for pair in zip(texts.items, answers, strict=True)]
-    return RowScores(
-        run_name, scored[0][0], [item.name_and_text for item in texts.items], [score for _, score in scored]
-    )
+    rows = [item.name_and_text for item in texts.items]
+    return RowScores(run_name, scored[0][0], rows, [score for _, score in scored])
 
 
 def extract_row_scores_by_task(run_name: str, results: BenchmarkResults) -> dict[str, RowScores]:

@@ -34,6 +34,7 @@ class TaskRows:
         labelled: texts and labels of the training rows and of the measured ones, if any, for a baseline; None if their
             labels do not suit one.
         texts: of the training rows, if the model is validated on them too; None if other rows are held out.
+        description_lines, warnings: about the tables, for people.
     """
 
     task: Task
@@ -42,7 +43,9 @@ class TaskRows:
     valid: list[EncodedRow]
     test: list[EncodedRow] | None
     labelled: tuple[LabelledTable, LabelledTable | None] | None
-    texts: LabelledTable | None = None
+    texts: LabelledTable | None
+    description_lines: list[str]
+    warnings: list[str]
 
     @property
     def measured_part(self) -> str:
@@ -56,7 +59,7 @@ class TableData:
 
     Args:
         objective: of the examples.
-        description_lines: that describe the tables.
+
         split: the held-out rows, as saved in the run; None if validation tables were given.
         batch_size: rows of a step.
         seed: of the order, and of the folds.
@@ -66,8 +69,6 @@ class TableData:
     prompt_format: PromptFormat
     objective: Objective
     tasks: Sequence[TaskRows]
-    description_lines: tuple[str, ...]
-    warnings: tuple[str, ...]
     split: SavedSplit | None
     batch_size: int
     seed: int
@@ -76,6 +77,14 @@ class TableData:
     unit = "row"
     is_measured = True
     bytes_per_token = None
+
+    @property
+    def description_lines(self) -> tuple[str, ...]:
+        return tuple(line for task in self.tasks for line in task.description_lines)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(warning for task in self.tasks for warning in task.warnings)
 
     @property
     def per_epoch(self) -> int:
@@ -119,16 +128,15 @@ class TableData:
         ]
         if min(map(len, folds_of_tasks)) < 2:
             return []
-        return [self._with_held_out_test_rows(numbers) for numbers in zip(*folds_of_tasks, strict=False)]
-
-    def _with_held_out_test_rows(self, row_numbers_by_task: Sequence[frozenset[int]]) -> "TableData":
-        """Returns the data in which the rows of each task with these numbers are for testing, not for training."""
-        tasks = []
-        for task, numbers in zip(self.tasks, row_numbers_by_task, strict=True):
-            train = [row for row in task.train if row.number not in numbers]
-            test = [row for row in task.train if row.number in numbers]
-            tasks.append(replace(task, train=train, valid=train, test=test))
-        return replace(self, tasks=tasks)
+        data_of_folds = []
+        for numbers_by_task in zip(*folds_of_tasks, strict=False):
+            tasks = []
+            for task, numbers in zip(self.tasks, numbers_by_task, strict=True):
+                train = [row for row in task.train if row.number not in numbers]
+                test = [row for row in task.train if row.number in numbers]
+                tasks.append(replace(task, train=train, valid=train, test=test))
+            data_of_folds.append(replace(self, tasks=tasks))
+        return data_of_folds
 
     def open_streams_for_training(
         self, compute: ExecutionContext, resume_positions: Sequence[StreamPosition] = ()

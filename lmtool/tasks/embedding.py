@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lmtool.arrays import Floats
 from lmtool.errors import UsageError
-from lmtool.evaluation.loop import EvaluationItems, ValidationResult, evaluate_items
+from lmtool.evaluation.loop import ValidationResult, evaluate_items
 from lmtool.objective import Loss
 from lmtool.objective.contrastive import EmbeddingObjective, split_texts
 from lmtool.printable import format_count
@@ -74,8 +74,8 @@ class EmbeddingTask(Task):
             batch = objective.collate([rows[i].to_example() for i in indices]).to(model.compute.device)
             return None, list(objective.embed_rows(model.lm, batch).vectors_NKD.float().cpu().numpy())
 
-        items = EvaluationItems([row.lengths for row in rows], embed_batch, dtype=np.float32)
-        return np.stack(evaluate_items(model.lm, items, model.compute).arrays)
+        lengths = [row.lengths for row in rows]
+        return np.stack(evaluate_items(model.lm, lengths, embed_batch, model.compute, dtype=np.float32).arrays)
 
     def _compute_loss_and_metrics(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[float, MetricValues]:
         """Computes the mean loss of batches of LOSS_BATCH_ROWS, and the figures."""

@@ -154,9 +154,8 @@ class HeadTask(Task):
             }
             for mistake in mistakes[:MAX_LISTED_ROWS]
         ]
-        return Results(
-            part, step, len(rows), loss, self.compute_metrics(scores_RC, stack_labels(rows)), listed, self.labels
-        )
+        figures = self.compute_metrics(scores_RC, stack_labels(rows))
+        return Results(part, step, len(rows), loss, figures, listed, self.labels)
 
     def _find_decisive_words(
         self, model: TaskModel, rows: Sequence[EncodedRow], scores_RC: Floats, mistakes: Sequence[Misprediction]

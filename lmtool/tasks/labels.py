@@ -56,7 +56,7 @@ class LabelMap:
     def from_names(cls, kind: LabelKind, names: Iterable[str]) -> "LabelMap":
         """Returns the map of these names, given in any order."""
         distinct = set(names)
-        are_integers = all(_is_integer(name) for name in distinct)
+        are_integers = all(len(name) < 100 and re.fullmatch("-?[0-9]+", name) for name in distinct)
         ordered = sorted(distinct, key=lambda name: (int(name) if are_integers else 0, name))
         return cls(kind, tuple(ordered) if kind != "number" else ())
 
@@ -133,16 +133,17 @@ def infer_number_format(cells: Sequence[LabelCell]) -> NumberFormat | None:
     if not texts or len(texts) < len(cells):
         return None
     is_percent = all(text.translate(_EQUIVALENT_SIGNS).endswith("%") for text in texts)
-    values_by_format: dict[NumberFormat, list[float | None]] = {}
-    for number_format in (plain._replace(percent=is_percent) for plain in _FORMATS):
+    fitting: list[tuple[NumberFormat, list[float | None]]] = []
+    for plain in _FORMATS:
+        number_format = plain._replace(percent=is_percent)
         values = list(takewhile(lambda value: value is not None, map(number_format.parse, texts)))
         if len(values) == len(texts):
-            if number_format._replace(percent=False) == PLAIN:
+            if plain == PLAIN:
                 return number_format
-            values_by_format[number_format] = values
-    first = next(iter(values_by_format), None)
-    are_equal = all(values == values_by_format[first] for values in values_by_format.values()) if first else False
-    return first if are_equal else None
+            fitting.append((number_format, values))
+    if fitting and all(values == fitting[0][1] for _, values in fitting):
+        return fitting[0][0]
+    return None
 
 
 def infer_label_kind(cells: Sequence[LabelCell]) -> LabelKind:
@@ -202,7 +203,3 @@ def split_label_names(cell: LabelCell) -> tuple[str, ...]:
     """Returns the distinct names in a cell of several labels."""
     parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell
     return tuple(dict.fromkeys(stripped for part in parts if (stripped := part.strip())))
-
-
-def _is_integer(name: str) -> bool:
-    return name.removeprefix("-").isdecimal() and name.isascii() and len(name) < 100

@@ -13,9 +13,8 @@ from typing import Any
 from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from lmtool.data.survey import Progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import NumericalError
-from lmtool.evaluation.loop import ignore_progress
 from lmtool.evaluation.scoring import score_continuations, score_long_texts
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingFilters, SamplingParams
@@ -35,7 +34,7 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
     n_truncated: requests so far whose context was too long for the model and lost its beginning, as in lm-eval's `hf`.
     """
 
-    def __init__(self, loaded: LoadedModel, report: Progress = ignore_progress) -> None:
+    def __init__(self, loaded: LoadedModel, report: Progress = no_progress) -> None:
         super().__init__()
         self._loaded, self._report = loaded, report
         self._device = loaded.device
@@ -44,14 +43,12 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Computes the log-probability of each continuation after its context, and whether it is the greedy one."""
         # Choices without their question, for mutual information, are the same in many rows.
-        rows = [
-            list(row) for _, row in groupby(requests, key=lambda one: (one.task_name, one.doc_id, one.args[0] == ""))
-        ]
-        pairs = [tuple((context, continuation) for context, continuation in (one.args for one in row)) for row in rows]
+        groups = groupby(requests, key=lambda one: (one.task_name, one.doc_id, one.args[0] == ""))
+        rows = [list(row) for _, row in groups]
+        pairs = [tuple(one.args for one in row) for row in rows]
         origins = {pair: f"{row[0].task_name}, row {row[0].doc_id + 1}" for pair, row in zip(pairs, rows, strict=True)}
-        found = score_continuations(
-            self._loaded, [*origins], [*origins.values()], truncate_contexts=True, report=self._report
-        )
+        report, places = self._report, [*origins.values()]
+        found = score_continuations(self._loaded, [*origins], places, truncate_contexts=True, report=report)
         scored = dict(zip(origins, found, strict=True))
         answers = [one for pair in pairs for one in scored[pair]]
         self.n_truncated += sum(one.is_cut for one in answers)
@@ -92,9 +89,7 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
 
     def _raise_if_nan(self, log_p: float) -> float:
         if math.isnan(log_p):
+            what = "a log-probability is NaN: the weights of this model are useless"
             fix = "name an earlier checkpoint, RUN@STEP, or train anew with a lower optimizer.lr"
-            where = str(self._loaded.run_path)
-            raise NumericalError(
-                "a log-probability is NaN: the weights of this model are useless", where=where, fix=fix
-            )
+            raise NumericalError(what, where=str(self._loaded.run_path), fix=fix)
         return log_p

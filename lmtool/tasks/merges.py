@@ -53,10 +53,7 @@ def _read_merges_file(path: Path) -> dict[str, str]:
     except (ValueError, csv.Error, yaml.YAMLError, RecursionError) as error:
         what = f"the file does not map labels to labels: {first_line(error, 80)}"
         raise DataError(what, where=display_path(path), fix=fix) from error
-    if not isinstance(read, dict) or not all(_is_name(name) for pair in read.items() for name in pair):
+    names = [name for pair in read.items() for name in pair] if isinstance(read, dict) else [None]
+    if not all(isinstance(name, str | int) and not isinstance(name, bool) and str(name).strip() for name in names):
         raise DataError("the file does not map labels to labels", where=display_path(path), fix=fix)
     return {str(name).strip(): str(other).strip() for name, other in read.items()}
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str | int) and not isinstance(value, bool) and bool(str(value).strip())

@@ -12,7 +12,7 @@ import string
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,7 +211,7 @@ def translation_metrics(hypotheses: Sequence[str], references: Sequence[str]) ->
     scorers = {"bleu": BLEU(), "chrf": CHRF()}
     return {
         **{name: scorer.corpus_score(hypotheses, [references]).score for name, scorer in scorers.items()},
-        **compute_rouge(hypotheses, references)._asdict(),
+        **compute_rouge(hypotheses, references),
         "repeating": sum(map(has_consecutively_repeated_phrase, hypotheses)) / len(hypotheses),
         **{f"{name}_signature": str(scorer.get_signature()) for name, scorer in scorers.items()},
     }
@@ -222,25 +222,18 @@ class _RougeTokenizer:
         return re.findall(r"[^\W_]+", text.lower())
 
 
-class RougeScores(NamedTuple):
-    """The mean F1 of unigrams, of bigrams, and of longest common subsequences, from 0 to 100 (Lin 2004)."""
-
-    rouge1: float
-    rouge2: float
-    rouge_l: float
-
-
-def compute_rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeScores:
-    """Computes ROUGE-1, ROUGE-2 and ROUGE-L by rouge-score.
+def compute_rouge(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Computes ROUGE-1, ROUGE-2 and ROUGE-L by rouge-score: the mean F1 of unigrams, of bigrams, and of longest common
+    subsequences, from 0 to 100 (Lin 2004).
 
     Words are letters and digits of any script in lower case, without stemming; for Latin text those of rouge-score.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
-    kinds = ("rouge1", "rouge2", "rougeL")
-    scorer = RougeScorer(kinds, tokenizer=_RougeTokenizer())
+    kinds = {"rouge1": "rouge1", "rouge2": "rouge2", "rouge_l": "rougeL"}
+    scorer = RougeScorer([*kinds.values()], tokenizer=_RougeTokenizer())
     scores = [scorer.score(reference, text) for text, reference in zip(hypotheses, references, strict=True)]
-    return RougeScores(*(100 * sum(one[kind].fmeasure for one in scores) / len(scores) for kind in kinds))
+    return {name: 100 * sum(one[kind].fmeasure for one in scores) / len(scores) for name, kind in kinds.items()}
 
 
 def has_consecutively_repeated_phrase(text: str) -> bool:
@@ -271,9 +264,8 @@ def exact_match(predicted: str, answers: Sequence[str]) -> float:
 
 def compute_word_f1(predicted: str, answers: Sequence[str]) -> float:
     """Returns the best F1 of the normalized prediction's words and an answer's. Without answers it must be empty."""
-    return max(
-        _compute_token_f1(normalize_answer(predicted).split(), answer.split()) for answer in _normalize_answers(answers)
-    )
+    words = normalize_answer(predicted).split()
+    return max(_compute_token_f1(words, answer.split()) for answer in _normalize_answers(answers))
 
 
 def _normalize_answers(answers: Sequence[str]) -> list[str]:
@@ -282,6 +274,7 @@ def _normalize_answers(answers: Sequence[str]) -> list[str]:
 
 
 def _compute_token_f1(predicted: Sequence[str], answer: Sequence[str]) -> float:
+    """Returns the F1 of the words of two answers; of an empty one 1 if both are empty, else 0."""
     if not predicted or not answer:
         return float(predicted == answer)
     n_common = (Counter(predicted) & Counter(answer)).total()

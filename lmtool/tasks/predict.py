@@ -60,7 +60,7 @@ def evaluate_tables(
         cost_table_path: table of costs, see `set_decision_rule`.
         print_line: called with a line about inferred columns.
     """
-    with loaded.joined() as loaded:
+    with loaded.join_processes() as loaded:
         for source in sources:
             rows, task_of_table = read_labelled_rows_and_task(loaded, source, task_name, read_options)
             if skipped is not None:
@@ -115,7 +115,7 @@ def predict_labelled_rows(
     """Predicts the labelled rows of a table; returns the rows and the predictions. Raises as `evaluate_tables` does."""
     _check_can_predict_rows(loaded)
     rows, task_of_table = read_labelled_rows_and_task(loaded, source, task_name, read_options)
-    with loaded.joined() as loaded:
+    with loaded.join_processes() as loaded:
         cells = task_of_table.predict_cells(make_task_model(loaded), task_of_table.encode(rows.items))
         return rows, [prediction for prediction, *_ in cells]
 
@@ -166,11 +166,17 @@ def predict_table_lazily(
     table, columns, trained_columns = _open_with_columns(loaded, source, task_name, read_options, labelled=False)
     trained_task = build_trained_task(loaded, task_name, trained_columns, ())
     skipped = SkippedRowCounts() if loaded.recipe.data.skip_bad_rows or read_options.skip_bad_rows else None
-    rows = _predict_chunks(
-        loaded, trained_task, stream_unlabelled_rows(table, columns, skipped, chat=loaded.prompt_format.chat)
-    )
+
+    def predict_rows() -> Iterator[tuple[Row, Cells]]:
+        rows = stream_unlabelled_rows(table, columns, skipped, chat=loaded.prompt_format.chat)
+        with loaded.join_processes() as joined:
+            while chunk := list(islice(rows, CHUNK_ROWS)):
+                encoded = trained_task.encode([item for _, item in chunk])
+                cells = trained_task.predict_cells(make_task_model(joined), encoded)
+                yield from zip((row for row, _ in chunk), cells, strict=True)
+
     description = columns.describe() if columns.are_inferred else ""
-    return TablePredictions(table, trained_task.output_columns, rows, skipped, trained_task, description)
+    return TablePredictions(table, trained_task.output_columns, predict_rows(), skipped, trained_task, description)
 
 
 @dataclass(frozen=True)
@@ -205,36 +211,26 @@ class LabelPredictor:
     def compute_probabilities(self, rows: Sequence[EncodedRow]) -> Floats:
         """Computes the probability of each class or label, or the number, for encoded rows (R, C)."""
         task = cast(HeadTask, self.task)
-        with self.loaded.joined() as loaded:
+        with self.loaded.join_processes() as loaded:
             scores_RC, _ = task.compute_scores(make_task_model(loaded), rows)
         return task.compute_probabilities(scores_RC)
 
     def predict(self, rows: Sequence[EncodedRow]) -> list[Prediction]:
         """Predicts encoded rows."""
-        with self.loaded.joined() as loaded:
+        with self.loaded.join_processes() as loaded:
             return self.task.predict(make_task_model(loaded), rows)
 
 
 def build_trained_task(loaded: LoadedModel, task_name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
     """Builds the task that a model was fine-tuned on, with its calibration. See `build_task`."""
     figures = Run.open(loaded.run_path).results_by_task.get("", {})
-    return build_task(
-        with_saved_calibration(loaded.recipe, figures, loaded.step), loaded.prompt_format, task_name, columns, labels
-    )
+    recipe = with_saved_calibration(loaded.recipe, figures, loaded.step)
+    return build_task(recipe, loaded.prompt_format, task_name, columns, labels)
 
 
 def make_task_model(loaded: LoadedModel) -> TaskModel:
     """Returns a loaded model as a model for rows."""
     return TaskModel(loaded.model, loaded.objective, loaded.compute)
-
-
-def _predict_chunks(
-    loaded: LoadedModel, task: Task, rows: Iterator[tuple[Row, LabelledRow]]
-) -> Iterator[tuple[Row, Cells]]:
-    with loaded.joined() as loaded:
-        while chunk := list(islice(rows, CHUNK_ROWS)):
-            cells = task.predict_cells(make_task_model(loaded), task.encode([item for _, item in chunk]))
-            yield from zip((row for row, _ in chunk), cells, strict=True)
 
 
 class _TableWithColumns(NamedTuple):

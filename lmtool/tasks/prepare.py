@@ -1,12 +1,12 @@
 """Reads the tables that a recipe names into rows for training, validation and testing."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.notices import Notice
@@ -32,7 +32,6 @@ from lmtool.tasks.reading import (
 )
 from lmtool.tasks.schema import Columns, RowKind, choose_columns
 from lmtool.tasks.split import apply_split, hold_out_stratified
-from lmtool.tasks.task import Task
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -43,6 +42,7 @@ MAX_VALIDATIONS = 20
 """Validations of a run whose recipe counts the epochs between them."""
 
 MAX_SAMPLE_ROWS = 2_000
+"""Training rows whose texts a default recipe is chosen by."""
 
 MAX_COUNTED_ROWS = 5_000
 """The classes of larger tables are not counted."""
@@ -144,14 +144,6 @@ def _split_name_and_file(text: str, recipe_key: str, example: str) -> tuple[str,
     return name, file
 
 
-class EncodedTask(NamedTuple):
-    """The encoded rows of a task, and lines and warnings about them for people."""
-
-    rows: TaskRows
-    lines: list[str]
-    warnings: list[str]
-
-
 @dataclass(frozen=True)
 class LabelledTaskParts:
     """The texts of one task's tables by part. notices: of all parts. split: to save; None if none was drawn."""
@@ -175,7 +167,7 @@ class LabelledTaskParts:
         """A line for each table some of whose labels were replaced."""
         return list(dict.fromkeys(part.merge_summary for part in self.parts.values() if part.merge_summary))
 
-    def encode(self, recipe: Recipe, prompt_format: PromptFormat) -> EncodedTask:
+    def encode(self, recipe: Recipe, prompt_format: PromptFormat) -> TaskRows:
         """Encodes the rows of all parts as token ids."""
         name, labels = self.tables.name, self.train.labels
         classes = labels.names if labels is not None and labels.kind == "class" else ()
@@ -189,9 +181,8 @@ class LabelledTaskParts:
         validates_on_train = "validation" not in self.parts
         held_out = [NOT_HELD_OUT] if validates_on_train else []
         held_out += [f"{part}: {format_count(len(texts), 'row')}" for part, texts in self.held_out.items()]
-        title = f"task {name}" if name else "table"
-        lines = [self.tables.columns.describe(), f"{title}: {self.train.describe()}; {', '.join(held_out)}"]
-        lines += self.merge_summaries
+        table_line = f"{f'task {name}' if name else 'table'}: {self.train.describe()}; {', '.join(held_out)}"
+        lines = [self.tables.columns.describe(), table_line, *self.merge_summaries]
         train = encoded["train"]
         if len(train) > len(self.train):
             lines.append(f"windows: {len(train):,} of {len(self.train):,} training rows, whose contexts are long")
@@ -200,7 +191,7 @@ class LabelledTaskParts:
         has_baseline = labels is not None and not isinstance(recipe.objective, Embedding)
         if measured is None:
             has_baseline = has_baseline and len(self.train) > 1 and not isinstance(recipe.objective, Tagging)
-        rows_of_task = TaskRows(
+        return TaskRows(
             task,
             self.tables.weight,
             train,
@@ -208,8 +199,9 @@ class LabelledTaskParts:
             encoded.get("test"),
             labelled=(self.train, measured) if has_baseline else None,
             texts=self.train if validates_on_train else None,
+            description_lines=lines,
+            warnings=[f"{name}: {text}" if name else text for text in warnings],
         )
-        return EncodedTask(rows_of_task, lines, [f"{name}: {text}" if name else text for text in warnings])
 
 
 def read_and_encode_tables(
@@ -228,9 +220,8 @@ def read_and_encode_tables(
     """
     _refuse_unsuitable_tables(recipe, tasks)
     if not recipe.data.tasks:
-        recipe = recipe.with_unvalidated_values(
-            {"data": recipe.data.with_unvalidated_values(_to_recipe_column_keys(tasks[0].columns))}
-        )
+        data = recipe.data.with_unvalidated_values(_to_recipe_column_keys(tasks[0].columns))
+        recipe = recipe.with_unvalidated_values({"data": data})
     if tokenizer is None and isinstance(recipe.tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
     chat = None if tokenizer is None else PromptFormat.from_recipe(recipe, tokenizer).chat
@@ -254,16 +245,18 @@ def read_and_encode_tables(
         corpus = chain.from_iterable(get_texts(tables.name, tables.columns, item) for tables, item in items)
         tokenizer = Tokenizer.train(recipe.tokenizer, corpus)
     prompt_format = PromptFormat.from_recipe(recipe, tokenizer)
-    rows, lines, warnings = zip(*(texts.encode(recipe, prompt_format) for texts in texts_of_tasks), strict=True)
+    rows = [texts.encode(recipe, prompt_format) for texts in texts_of_tasks]
     recipe = _with_steps_and_vocab_size(recipe, sum(round(task.weight * len(task.train)) for task in rows), tokenizer)
-    _check_metric(recipe, rows[0].task)
+    metric, spec, known = recipe.evaluation.metric, recipe.objective, ("loss", *rows[0].task.metrics)
+    if metric not in known:
+        kind_of = f"labels of kind {spec.task}" if isinstance(spec, Classification) else f"objective {spec.kind}"
+        what = f"the metric {metric} is not for {kind_of}"
+        raise UsageError(what, where="evaluation.metric", fix=f"use {' or '.join(known)}")
     splits = {texts.tables.name: texts.split for texts in texts_of_tasks if texts.split is not None}
     return recipe, TableData(
         prompt_format,
         build_objective(recipe, tokenizer),
         rows,
-        tuple(chain(*lines)),
-        tuple(chain(*warnings)),
         SavedSplit(splits.get("", splits)) if splits else None,
         recipe.training.batch_size,
         recipe.seed,
@@ -325,11 +318,16 @@ def read_and_split_task_tables(
     notices = [*train.notices, *_make_skip_notices(train.skipped)]
 
     def read_other_table(source: str) -> LabelledTable:
-        """Reads another table with the columns and labels of the training table."""
+        """Reads another table with the columns and labels of the training table. Raises DataError if it lacks one."""
         keys = _to_recipe_column_keys(train.columns)
         requested = Data(encoding=data.encoding, delimiter=data.delimiter, **keys)
         table = open_table(source, requested)
-        _refuse_missing_columns(task.table, table, keys)
+        names = chain.from_iterable((value,) if isinstance(value, str) else value or () for value in keys.values())
+        if missing := [name for name in names if not find_matching_column(name, table.names)]:
+            nouns, train_name = "column" if len(missing) == 1 else "columns", task.table.path.name
+            what = f"no {nouns} {quote_all(missing)}, which {train_name} has; found {quote_all(table.names)}"
+            fix = f"give both tables the same header: name the columns as in {train_name}"
+            raise DataError(what, where=display_path(table.path), fix=fix)
         columns = choose_columns(table, requested, kind=train.columns.kind)
         rows = read_rows(table, columns, labels=train.labels)
         name = Path(source).name
@@ -348,19 +346,6 @@ def read_and_split_task_tables(
     return LabelledTaskParts(task, parts, notices, drawn)
 
 
-def _refuse_missing_columns(train: Table, other: Table, column_keys: Mapping[str, Any]) -> None:
-    """Raises DataError for a table without the columns of the training table.
-
-    column_keys: see `_to_recipe_column_keys`.
-    """
-    names = chain.from_iterable((value,) if isinstance(value, str) else value or () for value in column_keys.values())
-    if missing := [name for name in names if not find_matching_column(name, other.names)]:
-        nouns = "column" if len(missing) == 1 else "columns"
-        what = f"no {nouns} {quote_all(missing)}, which {train.path.name} has; found {quote_all(other.names)}"
-        fix = f"give both tables the same header: name the columns as in {train.path.name}"
-        raise DataError(what, where=display_path(other.path), fix=fix)
-
-
 def _make_skip_notices(skipped: SkippedRowCounts, of_table: str = "") -> list[Notice]:
     text = str(skipped).replace(":", f"{of_table}:", 1)
     return [Notice("skipped rows", skipped.count, text)] if skipped.count else []
@@ -375,15 +360,6 @@ def _to_recipe_column_keys(columns: Columns) -> dict[str, Any]:
     return {"text_columns": columns.texts, "label_column": columns.label}
 
 
-def _check_metric(recipe: Recipe, task: Task) -> None:
-    """Raises UsageError for a metric that the task does not have."""
-    metric, spec = recipe.evaluation.metric, recipe.objective
-    if metric != "loss" and metric not in task.metrics:
-        kind = f"labels of kind {spec.task}" if isinstance(spec, Classification) else f"objective {spec.kind}"
-        known = " or ".join(("loss", *task.metrics))
-        raise UsageError(f"the metric {metric} is not for {kind}", where="evaluation.metric", fix=f"use {known}")
-
-
 def _with_steps_and_vocab_size(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
     """Returns the recipe with its steps for `n_rows` rows in an epoch, and with the size of the vocabulary."""
     training, steps, every = recipe.training, recipe.training.steps, recipe.evaluation.every
@@ -393,6 +369,5 @@ def _with_steps_and_vocab_size(recipe: Recipe, n_rows: int, tokenizer: Tokenizer
         steps_per_epoch = n_rows / training.batch_size
         every = max(round(epochs * steps_per_epoch), math.ceil(steps / MAX_VALIDATIONS))
     vocab_size = tokenizer.resolve_embedding_rows(recipe.model.vocab_size)
-    return recipe.with_unvalidated_values(
-        {"training.steps": steps, "evaluation.every": every, "model.vocab_size": vocab_size}
-    )
+    values = {"training.steps": steps, "evaluation.every": every, "model.vocab_size": vocab_size}
+    return recipe.with_unvalidated_values(values)

@@ -16,10 +16,9 @@ from lmtool.arrays import Floats
 from lmtool.data.column_names import LABEL_NAMES, normalize_name
 from lmtool.data.files import quote, quote_all
 from lmtool.data.rowfile import find_matching_column
-from lmtool.data.survey import Progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.data.table import Row, SkippedRowCounts, Table
 from lmtool.errors import UsageError
-from lmtool.evaluation.loop import ignore_progress
 from lmtool.evaluation.scoring import score_continuations
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import AnyParams
@@ -91,16 +90,15 @@ class PromptTemplate:
             if has_text_field and len(named) > 1:
                 raise self._error("has {text}, but a row has several texts", columns_hint)
             return Columns(tuple(named))
-        names_label, others_have_label = (
-            any(normalize_name(name) in LABEL_NAMES for name in names) for names in (named, others)
-        )
+        names_label = any(normalize_name(name) in LABEL_NAMES for name in named)
+        others_have_label = any(normalize_name(name) in LABEL_NAMES for name in others)
         label_column = read_options.label_column and find_matching_column(read_options.label_column, table.names)
         label_fix = f"name the label's column with --label-column; {columns_hint}"
         if label_column in named or (label_column is None and names_label and not others_have_label):
             raise self._error("holds the label", label_fix)
-        columns = choose_columns(
-            table, read_options.with_unvalidated_values({"text_columns": tuple(named)}) if named else read_options
-        )
+        if named:
+            read_options = read_options.with_unvalidated_values({"text_columns": tuple(named)})
+        columns = choose_columns(table, read_options)
         if has_text_field and (named or len(columns.texts) > 1):
             raise self._error("has {text}, but a row has several texts", columns_hint)
         if columns.label is None:
@@ -198,7 +196,7 @@ def evaluate_prompts(
     prompt: PromptTemplate,
     read_options: Data = AS_IN_TRAINING,
     skipped: SkippedRowCounts | None = None,
-    report: Progress = ignore_progress,
+    report: Progress = no_progress,
 ) -> PromptingResults:
     """Chooses for each row of a table the answer that a language model finds most probable after its prompt.
 
@@ -225,7 +223,7 @@ def evaluate_prompts(
     # Answers follow a space, or the whitespace at the end of the prompt.
     gaps = [" " * (text == text.rstrip()) for text in prompts]
     pairs = [[(text, gap + answer) for answer in answers.values()] for text, gap in zip(prompts, gaps, strict=True)]
-    with loaded.joined() as loaded:
+    with loaded.join_processes() as loaded:
         scored_PA = score_continuations(loaded, pairs, list(texts_by_name), report=report)
     total_PA = np.array([[one.total for one in scored] for scored in scored_PA])
     tokens_PA = np.array([[one.n_tokens for one in scored] for scored in scored_PA])

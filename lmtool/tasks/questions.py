@@ -7,7 +7,7 @@ last token.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,13 +121,23 @@ class SpanTask(Task):
         windows = cast(Sequence[ContextWindow], rows)
 
         def find_best_spans(scores_BT2: Tensor, _: Batch, indices: list[int]) -> list[Floats]:
-            scores = scores_BT2.cpu().double().numpy()
-            pairs = zip(indices, scores, strict=True)
+            pairs = zip(indices, scores_BT2.cpu().double().numpy(), strict=True)
             return [self._find_best_and_null_span(windows[i], scores_T2) for i, scores_T2 in pairs]
 
         evaluated = model.evaluate(rows, find_best_spans)
-        pairs = groupby(zip(windows, evaluated.arrays, strict=True), key=lambda pair: pair[0].number)
-        return [_choose_best_answer(list(group)) for _, group in pairs], evaluated.loss
+        answers = []
+        for _, group in groupby(zip(windows, evaluated.arrays, strict=True), key=lambda pair: pair[0].number):
+            windows_and_spans = list(group)
+            window, (best, start, stop, _) = max(windows_and_spans, key=lambda pair: float(pair[1][0]))
+            null = min(float(scores[3]) for _, scores in windows_and_spans)
+            if not np.isfinite(best):
+                answers.append(ExtractedAnswer("", 0, np.inf))
+                continue
+            first, last = int(window.characters_N2[int(start), 0]), int(window.characters_N2[int(stop), 1])
+            text = window.item.texts[1][first:last]
+            first += len(text) - len(text.lstrip())
+            answers.append(ExtractedAnswer(text.strip(), first, null - float(best)))
+        return answers, evaluated.loss
 
     def _find_best_and_null_span(self, window: ContextWindow, scores_T2: Floats) -> Floats:
         """Returns the score of the best span of a window, its first and last token, and the score of the null span."""
@@ -146,10 +156,8 @@ class SpanTask(Task):
 
     def _fit_null_threshold(self, extracted: Sequence[ExtractedAnswer], questions: Sequence[LabelledRow]) -> None:
         if self._spec.null_threshold is None:
-            scores = [
-                compute_word_f1(one.text, _get_answer_texts(item))
-                for one, item in zip(extracted, questions, strict=True)
-            ]
+            pairs = zip(extracted, questions, strict=True)
+            scores = [compute_word_f1(one.text, _get_answer_texts(item)) for one, item in pairs]
             has_answer = [bool(item.answers) for item in questions]
             self.threshold = find_best_null_threshold([one.null_score for one in extracted], scores, has_answer)
 
@@ -167,7 +175,13 @@ class SpanTask(Task):
         if np.isfinite(self.threshold):
             figures["null_threshold"] = self.threshold
             how += ", no answer above the null threshold"
-        sentences = _list_worst_and_best_answers(texts, questions)
+        answers = [_get_answer_texts(item) for item in questions]
+        scores = [compute_word_f1(text, right) for text, right in zip(texts, answers, strict=True)]
+
+        def get_row(i: int) -> tuple[int, str, str, str]:
+            return questions[i].row, " ".join(questions[i].texts), " | ".join(dict.fromkeys(answers[i])), texts[i]
+
+        sentences = list_worst_and_best_rows("f1", scores, get_row)
         return Results(part, step, len(questions), loss, figures, [], (), decoding=how, sentences=sentences)
 
     def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
@@ -196,17 +210,6 @@ def _compute_metrics(texts: Sequence[str], questions: Sequence[LabelledRow]) -> 
     return {name: float(scores.mean()) for name, scores in figures.items()}
 
 
-def _list_worst_and_best_answers(texts: Sequence[str], questions: Sequence[LabelledRow]) -> list[dict[str, Any]]:
-    """Lists the worst and the best answers by their F1, the worst first."""
-    scores = [compute_word_f1(text, _get_answer_texts(item)) for text, item in zip(texts, questions, strict=True)]
-
-    def get_row(i: int) -> tuple[int, str, str, str]:
-        item = questions[i]
-        return item.row, " ".join(item.texts), " | ".join(dict.fromkeys(_get_answer_texts(item))), texts[i]
-
-    return list_worst_and_best_rows("f1", scores, get_row)
-
-
 def _find_token_span(answer: AnswerSpan, characters_N2: NDArray[np.int64]) -> tuple[int, int] | None:
     """Returns the first and the last token with characters of an answer; None if there are none.
 
@@ -215,21 +218,6 @@ def _find_token_span(answer: AnswerSpan, characters_N2: NDArray[np.int64]) -> tu
     inside_N = (characters_N2[:, 1] > answer.start) & (characters_N2[:, 0] < answer.start + len(answer.text))
     tokens = np.flatnonzero(inside_N).tolist()
     return (tokens[0], tokens[-1]) if tokens else None
-
-
-def _choose_best_answer(windows_and_spans: Sequence[tuple[ContextWindow, Floats]]) -> ExtractedAnswer:
-    """Returns the best span over the windows of a question.
-
-    windows_and_spans: each window with the result of `_find_best_and_null_span`.
-    """
-    window, (best, start, stop, _) = max(windows_and_spans, key=lambda pair: float(pair[1][0]))
-    null = min(float(scores[3]) for _, scores in windows_and_spans)
-    if not np.isfinite(best):
-        return ExtractedAnswer("", 0, np.inf)
-    context = window.item.texts[1]
-    first, last = int(window.characters_N2[int(start), 0]), int(window.characters_N2[int(stop), 1])
-    text = context[first:last]
-    return ExtractedAnswer(text.strip(), first + len(text) - len(text.lstrip()), null - float(best))
 
 
 def _get_questions(rows: Sequence[EncodedRow]) -> list[LabelledRow]:

@@ -75,6 +75,7 @@ class LabelledRow(NamedTuple):
         label: of a sentence the tag of each word; None if it is unknown, or if there is a target.
         target: the text to write.
         row: number from 1.
+        line: of the file on which the row begins, from 1; None if the file has no lines.
         messages: of a conversation. The last one is the target if there is one; the text is all before that.
         answers: to the question, in the context; none if it has none, None if they are unknown.
         tools: that the conversation may call.
@@ -84,6 +85,7 @@ class LabelledRow(NamedTuple):
     label: Label | None
     target: str | None
     row: int
+    line: int | None = None
     messages: tuple[Message, ...] = ()
     answers: tuple[AnswerSpan, ...] | None = None
     tools: tuple[dict[str, Any], ...] = ()
@@ -158,8 +160,8 @@ def stream_unlabelled_rows(
     Reads conversations up to the last message that is not the assistant's. chat: checks conversations. Bad rows raise a
     RowError, or are counted in `skipped`.
     """
-    parser = _RowParser(table, replace(columns, label=None), chat, has_answers=False)
-    return _parse_or_skip_rows(table.rows(skipped), lambda row: (row, parser.parse(row)), skipped)
+    parse = _make_row_parser(table, replace(columns, label=None), chat, has_answers=False)
+    return _parse_or_skip_rows(table.rows(skipped), lambda row: (row, parse(row)), skipped)
 
 
 def _parse_or_skip_rows(rows: Iterable[T], parse: Callable[[T], R], skipped: SkippedRowCounts | None) -> Iterator[R]:
@@ -200,31 +202,26 @@ def read_labelled_table(
     """
     skipped = SkippedRowCounts(rows={})
     counter = skipped if skip_bad_rows else None
-    parser = _RowParser(table, columns, chat, has_answers=True)
     n_left_out = Counter[str]()
     merged = Counter[str]()
-
-    def parse_row(row: Row) -> tuple[LabelledRow, int | None]:
-        item = parser.parse(row)
-        if merges and item.label is not None:
-            item = item._replace(label=merge_and_count_labels(cast(LabelCell, item.label), merges, merged))
-        return item, row.line
-
-    rows = list(_parse_or_skip_rows(_drop_unusable_rows(table, columns, counter, n_left_out), parse_row, counter))
+    usable = _drop_unusable_rows(table, columns, counter, n_left_out)
+    items = list(_parse_or_skip_rows(usable, _make_row_parser(table, columns, chat, has_answers=True), counter))
     notices: list[Notice] = []
     label_map: LabelMap | None = None
     if columns.label is not None and columns.kind != "questions":
-        cells = [cast(LabelCell, item.label) for item, _ in rows]
+        cells = [cast(LabelCell, item.label) for item in items]
+        if merges:
+            cells = [merge_and_count_labels(cell, merges, merged) for cell in cells]
+            items = [item._replace(label=cell) for item, cell in zip(items, cells, strict=True)]
         default: LabelKind = "tags" if columns.kind == "words" else kind or infer_label_kind(cells)
         label_parser = _LabelParser(table, columns, labels, labels.kind if labels else default, cells)
-        rows = list(_parse_or_skip_rows(rows, lambda row: (label_parser.parse(*row), row[1]), counter))
+        items = list(_parse_or_skip_rows(items, label_parser.parse, counter))
         if label_parser.kind == "class" and labels is None:
-            rows = list(label_parser.drop_single_row_classes(rows, counter))
-        names: Collection[str] = count_label_names([item for item, _ in rows])
+            items = list(label_parser.drop_single_row_classes(items, counter))
+        names: Collection[str] = count_label_names(items)
         names = complete_bio_tags(names) if label_parser.are_bio else names
         label_map = labels or LabelMap.from_names(label_parser.kind, names)
         notices = label_parser.make_notices(cells, is_kind_inferred=not (labels or kind))
-    items = tuple(item for item, _ in rows)
     if not items:
         what = "no rows remain" if skipped.count or n_left_out.total() else "the table has no rows"
         fix = str(skipped) if skipped.count else "name a table with rows"
@@ -243,12 +240,12 @@ def read_labelled_table(
     if label_map is not None and labels is None:
         _refuse_single_class(items, label_map, _describe_column(table, columns))
         if label_map.kind in ("class", "multi"):
-            lines = (
-                (get_label_names(item.label), f"line {line}" if line else f"row {item.row}") for item, line in rows
-            )
-            notices += make_label_notices(lines)
-    summary = _describe_merges(merges, merged)
-    return LabelledTable(table, columns, label_map, items, skipped, tuple(notices), summary)
+            places = (f"line {item.line}" if item.line else f"row {item.row}" for item in items)
+            notices += make_label_notices(zip((get_label_names(item.label) for item in items), places, strict=True))
+    each = (f"{quote(old, 40)} as {quote(merges[old], 40)} ({format_count(n, 'row')})" for old, n in merged.items())
+    more = f" and {len(merged) - MAX_LISTED_MERGES:,} more" if len(merged) > MAX_LISTED_MERGES else ""
+    summary = f"merged labels: {', '.join(islice(each, MAX_LISTED_MERGES))}{more}" if merged else ""
+    return LabelledTable(table, columns, label_map, tuple(items), skipped, tuple(notices), summary)
 
 
 def find_label_index(table: Table, columns: Columns) -> int | None:
@@ -275,60 +272,54 @@ def _drop_unusable_rows(
             yield row
 
 
-def _describe_merges(merges: Mapping[str, str], counts: Counter[str]) -> str:
-    """Formats which labels were replaced in one line; returns an empty text for none."""
-    each = (f"{quote(old, 40)} as {quote(merges[old], 40)} ({format_count(n, 'row')})" for old, n in counts.items())
-    more = f" and {len(counts) - MAX_LISTED_MERGES:,} more" if len(counts) > MAX_LISTED_MERGES else ""
-    return f"merged labels: {', '.join(islice(each, MAX_LISTED_MERGES))}{more}" if counts else ""
-
-
 def _describe_column(table: Table, columns: Columns) -> str:
     return f"{display_path(table.path)}, column {quote(str(columns.label))}"
 
 
-class _RowParser:
-    """Parses the texts of rows. chat: checks conversations. has_answers: conversations end with an answer."""
+def _make_row_parser(
+    table: Table, columns: Columns, chat: ChatFormat | None, *, has_answers: bool
+) -> Callable[[Row], LabelledRow]:
+    """Returns a function that returns the texts of a row, and its label as it is written, or raises a RowError.
 
-    def __init__(self, table: Table, columns: Columns, chat: ChatFormat | None, *, has_answers: bool) -> None:
-        self._table, self._columns, self._chat, self._has_answers = table, columns, chat, has_answers
-        self._index = {name: i for i, name in enumerate(table.names)}
+    chat: checks conversations. has_answers: conversations end with an answer.
+    """
+    index = {name: i for i, name in enumerate(table.names)}
 
-    def _parse_cell(self, row: Row, column: str, parse: Callable[..., R], *arguments: Any) -> R:
-        """Parses a cell. Raises RowError, which names row and column, for a CellError."""
+    def parse(row: Row, column: str, parse_cell: Callable[..., R], *arguments: Any) -> R:
         try:
-            return parse(row.values[self._index[column]], *arguments)
+            return parse_cell(row.values[index[column]], *arguments)
         except CellError as error:
-            index = self._index[column]
-            raise self._table.row_error(error.kind, error.what, row.number, row.line, index, error.fix) from None
+            at = index[column]
+            raise table.row_error(error.kind, error.what, row.number, row.line, at, error.fix) from None
 
-    def parse(self, row: Row) -> LabelledRow:
-        """Returns the texts of a row, and its label as it is written. Raises RowError."""
-        columns, number, parse = self._columns, row.number, self._parse_cell
+    def parse_row(row: Row) -> LabelledRow:
+        place = row.number, row.line
         if columns.messages is not None:
             tools = () if columns.tools is None else parse(row, columns.tools, parse_tools)
-            messages = parse(row, columns.messages, parse_and_trim_conversation, self._has_answers, self._chat, tools)
-            read = messages[:-1] if self._has_answers else messages
+            messages = parse(row, columns.messages, parse_and_trim_conversation, has_answers, chat, tools)
+            read = messages[:-1] if has_answers else messages
             text = "\n".join(f"{message['role']}: {message['content']}" for message in read)
-            target = messages[-1]["content"] if self._has_answers else None
-            return LabelledRow((text,), None, target, number, messages, tools=tools)
+            target = messages[-1]["content"] if has_answers else None
+            return LabelledRow((text,), None, target, *place, messages, tools=tools)
         if columns.kind == "words":
             words = parse(row, columns.texts[-1], parse_words)
             tags = None if columns.label is None else parse(row, columns.label, parse_tags, len(words))
-            return LabelledRow(words, tags, None, number)
+            return LabelledRow(words, tags, None, *place)
         texts = tuple([parse(row, name, parse_text) for name in columns.texts])
         if columns.kind == "questions":
             answers = None if columns.label is None else parse(row, columns.label, parse_answers, texts[1])
-            return LabelledRow(texts, None, None, number, answers=answers)
+            return LabelledRow(texts, None, None, *place, answers=answers)
         if columns.input is not None and (more := parse(row, columns.input, parse_text)).strip():
             texts = (f"{texts[0]}\n\n{more}",)
         if columns.label is None and columns.target is None:
-            return LabelledRow(texts, None, None, number)
+            return LabelledRow(texts, None, None, *place)
         if not any(text.strip() for text in texts):
-            what, column = "the text is empty", columns.texts[0]
-            raise self._table.row_error("empty text", what, number, row.line, column, "fill it")
+            raise table.row_error("empty text", "the text is empty", *place, columns.texts[0], "fill it")
         if columns.target is not None:
-            return LabelledRow(texts, None, parse(row, columns.target, parse_nonblank_text), number)
-        return LabelledRow(texts, parse(row, str(columns.label), parse_label_or_empty), None, number)
+            return LabelledRow(texts, None, parse(row, columns.target, parse_nonblank_text), *place)
+        return LabelledRow(texts, parse(row, str(columns.label), parse_label_or_empty), None, *place)
+
+    return parse_row
 
 
 class _LabelParser:
@@ -362,27 +353,24 @@ class _LabelParser:
             return [Notice("decimal commas", len(commas), what)]
         return []
 
-    def parse(self, item: LabelledRow, line: int | None) -> LabelledRow:
+    def parse(self, item: LabelledRow) -> LabelledRow:
         """Returns the row with its label parsed. Raises RowError, also for a label that the training table lacks."""
         try:
             label = self._parse_label(cast(LabelCell, item.label))
             if self._labels is not None and (name := self._labels.find_unknown(label)) is not None:
-                raise self._unknown_label_error(name, self._labels)
+                self._n_unknown += 1
+                noun, nouns = ("tag", "tags") if self.kind == "tags" else ("label", "classes")
+                fix = "correct it"
+                if self._n_unknown <= MAX_SUGGESTIONS:
+                    fix = f"the {nouns} are {quote_all(self._labels.names)}"
+                    if similar := self._labels.find_similar(name):
+                        fix = f"did you mean {quote(similar)}? {format_merge_option(name, similar)} reads it so"
+                what = f"the {noun} {quote(name, 40)} is not among those of the training data"
+                raise CellError("label unseen in training", what, fix)
         except CellError as error:
-            column = self._columns.label
-            raise self._table.row_error(error.kind, error.what, item.row, line, column, error.fix) from None
+            place = item.row, item.line, self._columns.label
+            raise self._table.row_error(error.kind, error.what, *place, error.fix) from None
         return item._replace(label=label)
-
-    def _unknown_label_error(self, name: str, labels: LabelMap) -> CellError:
-        self._n_unknown += 1
-        noun, nouns = ("tag", "tags") if self.kind == "tags" else ("label", "classes")
-        fix = "correct it"
-        if self._n_unknown <= MAX_SUGGESTIONS:
-            fix = f"the {nouns} are {quote_all(labels.names)}"
-            if similar := labels.find_similar(name):
-                fix = f"did you mean {quote(similar)}? {format_merge_option(name, similar)} reads it so"
-        what = f"the {noun} {quote(name, 40)} is not among those of the training data"
-        return CellError("label unseen in training", what, fix)
 
     def _parse_label(self, cell: LabelCell) -> Label:
         if self.kind == "tags":
@@ -410,13 +398,13 @@ class _LabelParser:
         raise CellError("wrong label", f"the label is {is_}, not {needed}", fix)
 
     def drop_single_row_classes(
-        self, rows: Sequence[tuple[LabelledRow, int | None]], skipped: SkippedRowCounts | None
-    ) -> Iterator[tuple[LabelledRow, int | None]]:
-        """Yields the rows (and their lines) whose class has several rows, or a name that resembles another.
+        self, items: Sequence[LabelledRow], skipped: SkippedRowCounts | None
+    ) -> Iterator[LabelledRow]:
+        """Yields the rows whose class has several rows, or a name that resembles another.
 
         The others raise a RowError, or are counted in `skipped`.
         """
-        counts = count_label_names([item for item, _ in rows])
+        counts = count_label_names(items)
         if counts.total() == len(counts) > 1:
             have_commas = all(NUMBER_WITH_COMMA.fullmatch(name) for name in counts)
             what = "write decimals with a point, thousands without a comma" if have_commas else "add rows of each class"
@@ -426,9 +414,9 @@ class _LabelParser:
         similar = find_misspelt_labels(counts)
         resembling = {*similar, *similar.values()}
         single = {name for name, count in counts.items() if count == 1 and name not in resembling and len(counts) > 1}
-        for item, line in rows:
+        for item in items:
             if item.label not in single:
-                yield item, line
+                yield item
                 continue
             column = self._columns.label
             what = f"the class {quote(str(item.label), 40)} has one row"
@@ -436,9 +424,8 @@ class _LabelParser:
             if len(single) > 1:
                 what += f"; {len(single):,} of {len(counts):,} classes have one row"
                 fix = f"is {quote(str(column))} the label column? If so, {fix}"
-            count_skipped_or_raise(
-                self._table.row_error("class with one row", what, item.row, line, column, fix), skipped
-            )
+            error = self._table.row_error("class with one row", what, item.row, item.line, column, fix)
+            count_skipped_or_raise(error, skipped)
 
 
 def count_label_names(items: Sequence[LabelledRow]) -> Counter[str]:
@@ -489,10 +476,8 @@ def make_shared_rows_notice(train: LabelledTable, test: LabelledTable, name: str
     shared = find_rows_with_texts_among(test.items, train.items)
     if not shared:
         return None
-    pair = f"row {shared[0][0].row} is row {shared[0][1]} there"
-    text = (
-        f"{len(shared):,} of {format_count(len(test), 'row')} of {name} are also in the training table; first: {pair}"
-    )
+    text = f"{len(shared):,} of {format_count(len(test), 'row')} of {name} are also in the training table"
+    text += f"; first: row {shared[0][0].row} is row {shared[0][1]} there"
     return Notice("rows shared by train and test", len(shared), text)
 
 

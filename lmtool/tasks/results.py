@@ -117,6 +117,8 @@ def summarize_runs(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]
 
     runs: the results that each run has saved, by task.
     """
+    from scipy.special import stdtrit
+
     lines = []
     for task in runs[0] if runs else ():
         same = [run[task] for run in runs if task in run]
@@ -124,23 +126,18 @@ def summarize_runs(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]
             continue
         names = sorted(same[0], key=lambda name: name in TaskScores.model_fields)  # metrics before the loss
         columns: dict[str, list[Any]] = {name: [one.get(name) for one in same] for name in names}
-        shown = "  ".join(
-            f"{name.replace('_', ' ')} {mean(values):.4f} ± {stdev(values):.4f}{_format_t_interval(values)}"
-            for name, values in columns.items()
-            if all(isinstance(value, float) for value in values)
-        )
+        shown = []
+        for name, values in columns.items():
+            if all(isinstance(value, float) for value in values):
+                middle, deviation = mean(values), stdev(values)
+                half = float(stdtrit(len(values) - 1, 0.975)) * deviation / math.sqrt(len(values))
+                interval = f"(95 %: {middle - half:.4f} to {middle + half:.4f})"
+                shown.append(f"{name.replace('_', ' ')} {middle:.4f} ± {deviation:.4f} {interval}")
         baselines = [Baseline(**one["baseline"]) for one in same if "baseline" in one]
         baseline = f"; {format_mean_baseline(baselines)}" if len(baselines) == len(same) else ""
-        lines.append(f"{_join_title(task, same[0]['part'])}, {len(same)} runs: {shown}{baseline}")
+        lines.append(f"{_join_title(task, same[0]['part'])}, {len(same)} runs: {'  '.join(shown)}{baseline}")
     return lines
 
 
 def _join_title(task: str, part: str) -> str:
     return f"{task}, {part}" if task else part
-
-
-def _format_t_interval(values: Sequence[float]) -> str:
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
-    return f" (95 %: {mean(values) - half:.4f} to {mean(values) + half:.4f})"

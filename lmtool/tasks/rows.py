@@ -110,8 +110,16 @@ class TableExamples:
         return [int(self._order_of_epoch(int(sample) // n)[int(sample) % n]) for sample in sample_S]
 
     def _compute_length_bucketed_order(self, epoch: int) -> NDArray[np.int64]:
-        """Returns the indices of the rows in the order of an epoch."""
-        order_R = self._shuffle_rows_of_epoch(epoch)
+        """Returns the row indices in the order of an epoch; each table continues where the epoch before ended."""
+        shuffled, first = [], 0
+        for n, n_drawn in self._parts:
+            _, order = SampleOrder(n, self._seed)(np.arange(epoch * n_drawn, (epoch + 1) * n_drawn))
+            shuffled.append(first + order)
+            first += n
+        order_R = np.concatenate(shuffled)
+        if len(shuffled) > 1:
+            rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "tables", epoch)))
+            order_R = rng.permutation(order_R)
         rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "batches", epoch)))
         pool = BATCHES_PER_POOL * self._batch_size
         parts = []
@@ -122,15 +130,3 @@ class TableExamples:
             batches = part[:whole].reshape(-1, self._batch_size)
             parts += [rng.permutation(batches).reshape(-1), part[whole:]]
         return np.concatenate(parts)
-
-    def _shuffle_rows_of_epoch(self, epoch: int) -> NDArray[np.int64]:
-        """Returns shuffled row indices of an epoch; each table continues where the epoch before ended."""
-        shuffled, first = [], 0
-        for n, n_drawn in self._parts:
-            _, order = SampleOrder(n, self._seed)(np.arange(epoch * n_drawn, (epoch + 1) * n_drawn))
-            shuffled.append(first + order)
-            first += n
-        if len(shuffled) == 1:
-            return shuffled[0]
-        rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "tables", epoch)))
-        return rng.permutation(np.concatenate(shuffled))

@@ -34,7 +34,7 @@ from lmtool.data.rowfile import DelimitedFile, count_words, find_matching_column
 from lmtool.data.table import SkippedRowCounts, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.labels import MAX_INTEGER_CLASSES, infer_label_kind, parse_label_cell
+from lmtool.tasks.labels import MAX_INTEGER_CLASSES, LabelCell, infer_label_kind, parse_label_cell
 
 RowKind = Literal["texts", "words", "questions", "related"]
 """What a row holds. texts: one or several, with a label or a target. words: with a tag for each. questions: a question
@@ -137,8 +137,7 @@ class Columns:
         others |= {label: self.label, "target": self.target}
         parts += [f"{role} {quote(name)}" for role, name in others.items() if name is not None]
         known = (BY_USER, BY_NAME, BY_ELIMINATION)
-        by_cells = [f"{quote(name)} {reason}" for name, reason in self.reasons.items() if reason not in known]
-        if by_cells:
+        if by_cells := [f"{quote(name)} {reason}" for name, reason in self.reasons.items() if reason not in known]:
             options = "; to read others: --text-column NAME --label-column NAME"
             parts[-1] += f" (inferred from their cells: {', '.join(by_cells)}){options}"
         elif self.are_inferred:
@@ -208,22 +207,12 @@ class TableSample:
         cells = self.filled_cells(name)
         return len(cells) > MAX_INTEGER_CLASSES and all(cell == cells[0] for cell in cells)
 
-    def are_certainly_texts(self, name: str) -> bool:
-        return are_certainly_texts(self.cells[name])
-
-    def are_certainly_no_texts(self, name: str) -> bool:
-        return are_certainly_no_texts(self.cells[name])
-
     def count_possible_classes(self, name: str) -> int:
         """Counts the different cells if these may be classes: at most MAX_INTEGER_CLASSES that recur, none empty;
         returns 0 otherwise."""
         values = [parse_label_cell(cell) for cell in self.cells[name]]
         n = len(set(values)) if all(values) else 0
         return n if 2 <= n <= MAX_INTEGER_CLASSES and n < len(values) else 0
-
-    def find_named(self, names: Sequence[str], exclude: Sequence[str | None] = ()) -> str | None:
-        """Returns the column that has the first possible of these conventional names."""
-        return find_conventional_column(self.names, names, exclude)
 
     def find_pair(self, pairs: Sequence[tuple[str, str]], exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
         """Returns the two columns that have the first possible of these pairs of conventional names; or nothing."""
@@ -239,8 +228,8 @@ class TableSample:
             if role.key in columns_by_user or (role.key in LABEL_ROLES and not labelled):
                 continue
             taken = [*chain.from_iterable(found.values())]
-            candidates = filter(None, (self.find_named([name], taken) for name in role.names))
-            if column := next((name for name in candidates if role.accepts(self, name)), None):
+            candidates = (find_conventional_column(self.names, [name], taken) for name in role.names)
+            if column := next((name for name in candidates if name and role.accepts(self, name)), None):
                 found.setdefault(role.key, []).append(column)
         return found
 
@@ -254,32 +243,31 @@ class TableSample:
     def row_kind(self) -> RowKind:
         """What rows hold, by the file format, and by the names of columns of lists."""
         by_format: dict[type, RowKind] = {ConllFile: "words", SquadFile: "questions", DelimitedFile: "texts"}
-        if type(self.table.file) in by_format:
-            return by_format[type(self.table.file)]
-        return next(
-            (kind for kind, roles in ANNOTATED_ROLES.items() if self.try_to_assign_all_roles(roles, True)), "texts"
-        )
+        if kind := by_format.get(type(self.table.file)):
+            return kind
+        by_names = (kind for kind, roles in ANNOTATED_ROLES.items() if self.try_to_assign_all_roles(roles, True))
+        return next(by_names, "texts")
 
     @cached_property
     def _words_of_first_texts(self) -> dict[str, list[list[str]]]:
         """The words of the first texts of each column."""
         return {
-            name: [re.findall(r"\w+", cell.casefold()) if isinstance(cell, str) else [] for cell in cells]
-            for name, cells in ((name, cells[:COMPARED_ROWS]) for name, cells in self.cells.items())
+            name: [
+                re.findall(r"\w+", cell.casefold()) if isinstance(cell, str) else [] for cell in cells[:COMPARED_ROWS]
+            ]
+            for name, cells in self.cells.items()
         }
 
     def have_same_texts(self, name: str, other: str) -> bool:
         """Returns whether two columns hold the same texts, apart from case, punctuation, parse trees and additions."""
-        both = (
-            sorted(pair, key=len)
-            for pair in zip(self._words_of_first_texts[name], self._words_of_first_texts[other], strict=True)
-        )
-        pairs = [(short, long) for short, long in both if len(short) > 1]
-        n = sum(
-            f" {' '.join(a)} " in f" {' '.join(b)} " or (len(b) <= 2 * len(a) and _is_subsequence(a, b))
-            for a, b in pairs
-        )
-        return len(pairs) >= MIN_COMPARED_ROWS and n >= MAJORITY_SHARE * len(pairs)
+        n_compared = n_same = 0
+        for pair in zip(self._words_of_first_texts[name], self._words_of_first_texts[other], strict=True):
+            short, long = sorted(pair, key=len)
+            if len(short) > 1:
+                n_compared += 1
+                are_same = f" {' '.join(short)} " in f" {' '.join(long)} "
+                n_same += are_same or (len(long) <= 2 * len(short) and _is_subsequence(short, long))
+        return n_compared >= MIN_COMPARED_ROWS and n_same >= MAJORITY_SHARE * n_compared
 
     def drop_columns_with_repeated_texts(self, names: Sequence[str]) -> list[str]:
         """Returns the columns without those that hold the same texts as an earlier one."""
@@ -313,22 +301,17 @@ ANNOTATED_ROLES: dict[RowKind, tuple[ColumnRole, ...]] = {
         ColumnRole("label", ("answers",), TableSample.has_answers),
     ),
 }
-SOURCE_TARGET_ROLES = [
+SOURCE_TARGET_ROLES: list[tuple[ColumnRole, ...]] = [
     (
         ColumnRole("texts", ("question",), TableSample.has_texts),
         ColumnRole("input", ("context",), TableSample.has_texts),
         ColumnRole("target", ("answer",), TableSample.has_free_texts),
-    ),
-    *(
-        (
-            ColumnRole("texts", (source,), TableSample.has_varying_texts),
-            ColumnRole(
-                "target", (to,), TableSample.has_free_texts if to == "answer" else TableSample.has_varying_texts
-            ),
-        )
-        for source, to in SOURCE_TARGET_NAMES
-    ),
+    )
 ]
+for _source, _target in SOURCE_TARGET_NAMES:
+    _accepts = TableSample.has_free_texts if _target == "answer" else TableSample.has_varying_texts
+    _roles = ColumnRole("texts", (_source,), TableSample.has_varying_texts), ColumnRole("target", (_target,), _accepts)
+    SOURCE_TARGET_ROLES.append(_roles)
 
 
 def _is_subsequence(short: Sequence[str], long: Sequence[str]) -> bool:
@@ -389,7 +372,7 @@ def choose_columns(
         return _make_columns(conversation)
     if instruction := sample.try_to_assign_all_roles(INSTRUCTION_ROLES, labelled):
         return _make_columns(instruction)
-    label = sample.find_named(LABEL_NAMES, exclude=sample.find_pair(SOURCE_TARGET_NAMES))
+    label = find_conventional_column(table.names, LABEL_NAMES, exclude=sample.find_pair(SOURCE_TARGET_NAMES))
     if pair := _find_source_target_columns(sample, labelled):
         if label is None or not _can_be_label(sample, label):
             read = [name for name in (*pair.texts, pair.input, pair.target) if name]
@@ -453,7 +436,9 @@ def _choose_related_columns(sample: TableSample, named: Data, labelled: bool) ->
     """Chooses the columns of related texts, or of one text with a label."""
     by_user = _get_named_texts(named)
     texts = by_user or _find_related_text_columns(sample)
-    label = named.label_column or (sample.find_named(LABEL_NAMES, exclude=texts) if labelled else None)
+    label = named.label_column
+    if label is None and labelled:
+        label = find_conventional_column(sample.names, LABEL_NAMES, exclude=texts)
     if not texts:
         texts, _ = _find_read_and_ignored_text_columns_by_name(sample, label, labelled)
     if len(texts) < 1 + (label is None and labelled):
@@ -477,7 +462,8 @@ def _find_related_text_columns(sample: TableSample) -> tuple[str, ...]:
         return (*pair, *negatives)
     if pair := _find_language_pair_columns(sample):
         return pair
-    prose = sample.drop_columns_with_repeated_texts([name for name in sample.names if sample.are_certainly_texts(name)])
+    prose = [name for name, cells in sample.cells.items() if are_certainly_texts(cells)]
+    prose = sample.drop_columns_with_repeated_texts(prose)
     differ = all(len(set(sample.cells[name])) > PROSE_SHARE * len(sample.cells[name]) for name in prose)
     return tuple(prose) if len(prose) == 2 and differ else ()
 
@@ -491,35 +477,26 @@ def has_related_texts(table: Table, requested: Data, allow_scores: bool) -> bool
     sample = TableSample(table)
     texts = _get_named_texts(requested) or _find_related_text_columns(sample)
     others = requested.messages_column or requested.input_column
-    others = others or sample.find_named((*CONVERSATION_ROLES[0].names, "instruction"))
+    others = others or find_conventional_column(table.names, (*CONVERSATION_ROLES[0].names, "instruction"))
     are_answers = {"chosen", "rejected"} <= set(map(normalize_name, texts))
     if len(texts) < 2 or others or are_answers or sample.row_kind != "texts":
         return False
-    label = requested.label_column or sample.find_named(LABEL_NAMES, exclude=texts)
-    if label is None:
-        _refuse_ambiguous_label(sample, texts)
-    if label is None or not allow_scores:
-        return label is None
-    cells = map(parse_label_cell, sample.cells[find_matching_column(label, table.names) or label])
-    return infer_label_kind([cell for cell in cells if cell]) == "number"
-
-
-def _refuse_ambiguous_label(sample: TableSample, texts: Sequence[str]) -> None:
-    """Raises DataError if another column may be the label of pairs of texts, unless their names say that they belong
-    together."""
-    if any(fold_name(name).rstrip("0123456789") in (*POSITIVE_NAMES, *NEGATIVE_NAMES) for name in texts):
-        return
-    if found := list(_count_classes_by_column(sample, texts)):
+    label = requested.label_column or find_conventional_column(table.names, LABEL_NAMES, exclude=texts)
+    if label is not None:
+        return allow_scores and infer_label_kind(_label_cells(sample, label)) == "number"
+    belong_together = {fold_name(name).rstrip("0123456789") for name in texts} & {*POSITIVE_NAMES, *NEGATIVE_NAMES}
+    if not belong_together and (found := list(_count_classes_by_column(sample, texts))):
         what = f"cannot infer whether these texts have a label: {quote_all(found)} may be it"
-        label = shlex.quote(found[0]) if len(found) == 1 else "COLUMN"
-        named = [*(f"--text-column {shlex.quote(name)}" for name in texts), f"--label-column {label}"]
+        column = shlex.quote(found[0]) if len(found) == 1 else "COLUMN"
+        named = [*(f"--text-column {shlex.quote(name)}" for name in texts), f"--label-column {column}"]
         fix = f"name it, {' '.join(named)}, or train vectors without it: -s objective.kind=embedding"
-        raise DataError(what, where=display_path(sample.table.path), fix=fix)
+        raise DataError(what, where=display_path(table.path), fix=fix)
+    return True
 
 
 def _choose_annotated_columns(sample: TableSample, kind: RowKind, named: Data, labelled: bool) -> Columns:
     """Chooses the columns of sentences with tags, or of questions."""
-    names = {"texts": named.text_columns, "label": [named.label_column] if named.label_column else ()}
+    names = {"texts": named.text_columns, "label": [named.label_column] if labelled and named.label_column else ()}
     by_user = {role: columns for role, columns in names.items() if columns}
     found = sample.assign_columns_to_roles(ANNOTATED_ROLES[kind], labelled, by_user)
     _, texts, label = ANNOTATED_ROWS[kind]
@@ -527,8 +504,6 @@ def _choose_annotated_columns(sample: TableSample, kind: RowKind, named: Data, l
         raise _uninferable_columns_error(sample, {"--text-column": f"the {texts}"})
     if labelled and "label" not in found:
         raise _uninferable_columns_error(sample, {"--label-column": f"the {label}"})
-    if not labelled:
-        found.pop("label", None)
     return _make_columns(found, kind, tuple(by_user))
 
 
@@ -547,12 +522,8 @@ def _find_language_pair_columns(sample: TableSample) -> tuple[str, ...]:
     languages = [name for name in sample.names if normalize_name(name) in LANGUAGE_NAMES]
     if len(languages) == 2:
         return tuple(languages)
-    words = {
-        name: split_column_name(name)
-        for name in sample.names
-        if get_last_word(name) and sample.are_certainly_texts(name)
-    }
-    for one, two in combinations(words, 2):
+    words = {name: split_column_name(name) for name, cells in sample.cells.items() if are_certainly_texts(cells)}
+    for one, two in combinations(filter(words.get, words), 2):
         (first, *rest), (second, *others) = words[one], words[two]
         is_pair = (first, second) in SOURCE_TARGET_NAMES or {first, second} <= LANGUAGE_NAMES
         if is_pair and rest and rest == others and rest[-1] not in METADATA_SUFFIXES:
@@ -566,7 +537,7 @@ def _find_numbered_text_columns(sample: TableSample, exclude: Sequence[str | Non
     for (first, one), (second, two) in combinations(plain.items(), 2):
         base, third = first[:-1], {"12": "3", "ab": "c"}.get(first[-1:] + second[-1:])
         are_two = base == second[:-1] and third is not None and base + third not in plain
-        if are_two and (base in TEXT_NAMES or (sample.are_certainly_texts(one) and sample.are_certainly_texts(two))):
+        if are_two and (base in TEXT_NAMES or all(are_certainly_texts(sample.cells[name]) for name in (one, two))):
             return one, two
     return ()
 
@@ -594,24 +565,39 @@ def _choose_source_target_columns(sample: TableSample, named: Data, labelled: bo
 
 
 def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool) -> Columns:
-    reasons = dict.fromkeys((*named.text_columns, *filter(None, [named.label_column])), BY_USER)
-    label = named.label_column or (
-        _find_label_column_by_name(sample, named.text_columns, reasons) if labelled else None
-    )
-    texts, ignored = named.text_columns, tuple[str, ...]()
+    """Chooses the columns of texts and of their label by name, else by cells.
+
+    Raises DataError if a column with the name of a text holds lists or objects, and as `choose_columns` does.
+    """
+    texts, label, ignored = named.text_columns, named.label_column, tuple[str, ...]()
+    reasons = dict.fromkeys((*texts, *filter(None, [label])), BY_USER)
+    if labelled and label is None and (label := _find_label_column_by_name(sample, texts)):
+        reasons[label] = BY_NAME
     if not texts:
-        if labelled:
-            _refuse_lists_as_texts(sample, label)
+        usual = {*TEXT_NAMES, *chain(*TEXT_PAIR_NAMES, *SOURCE_TARGET_NAMES)} - {*LABEL_NAMES}
+        for name in set(sample.names) - {label} if labelled else ():
+            is_usual = normalize_name(name) in usual or normalize_name(name).removesuffix("s") in usual
+            if is_usual and any(isinstance(cell, list | dict) for cell in sample.filled_cells(name)):
+                what = f"{quote(name)} holds lists or objects, not texts"
+                fix = "name the texts with --text-column, and the label with --label-column"
+                raise DataError(what, where=display_path(sample.table.path), fix=fix)
         texts, ignored = _find_read_and_ignored_text_columns_by_name(sample, label, labelled)
         if labelled and label is None and ignored and len(texts) == 1 and normalize_name(texts[0]) not in TEXT_NAMES:
             texts = ()  # either column may be the text
         reasons = dict.fromkeys(texts, BY_NAME) | reasons
     if not texts:
-        texts = _find_text_columns_by_cells(sample, label, reasons)
+        prose = [name for name, cells in sample.cells.items() if name != label and are_certainly_texts(cells)]
+        prose.sort(key=lambda name: sum(map(len, map(str, sample.cells[name]))))
+        prose = sample.drop_columns_with_repeated_texts(prose)
+        # With a header a column of prose may be about another one, and is then named.
+        if len(prose) <= 1 or not sample.has_header:
+            texts = tuple(name for name in sample.names if name in prose)
+            reasons |= dict.fromkeys(texts, "holds sentences")
     if labelled and label is None:
-        label = _find_label_column_by_cells(sample, texts, reasons)
+        label, reason = _find_label_column_by_cells(sample, texts)
+        reasons |= {label: reason} if label else {}
     if not texts and (label or not labelled):
-        rest = [name for name in sample.names if name != label and not sample.are_certainly_no_texts(name)]
+        rest = [name for name in sample.names if name != label and not are_certainly_no_texts(sample.cells[name])]
         texts = tuple(rest) if len(rest) == 1 and not sample.count_possible_classes(rest[0]) else ()
         reasons |= dict.fromkeys(texts, "is the only one of words")
     unknown = {} if texts else {"--text-column": "the text"}
@@ -635,78 +621,44 @@ def _find_read_and_ignored_text_columns_by_name(
     if not texts:
         # A single column with the name of a text is the text, whatever it holds; of several, codes are not.
         ranked = sorted(usual, key=lambda name: TEXT_NAMES.index(normalize_name(name)))
-        if labelled and label is None and any(map(sample.are_certainly_texts, ranked)):
+        prose = [name for name in ranked if are_certainly_texts(sample.cells[name])]
+        if labelled and label is None and prose:
             # One that holds classes may be the label.
-            ranked = [
-                name for name in ranked if sample.are_certainly_texts(name) or not sample.count_possible_classes(name)
-            ]
-        kept = (
-            sample.drop_columns_with_repeated_texts(
-                [name for name in ranked if not sample.are_certainly_no_texts(name)]
-            )
-            or ranked[:1]
-        )
+            ranked = [name for name in ranked if name in prose or not sample.count_possible_classes(name)]
+        no_codes = [name for name in others if not are_certainly_no_texts(sample.cells[name])]
+        kept = sample.drop_columns_with_repeated_texts([name for name in ranked if name in no_codes]) or ranked[:1]
         if TITLE_NAMES.issuperset(map(normalize_name, kept)):
-            ends = (name for name in others if name not in usual and get_last_word(name) in TEXT_NAMES)
-            kept = sample.drop_columns_with_repeated_texts(
-                [*kept, *(name for name in ends if not sample.are_certainly_no_texts(name))]
-            )
+            ends = [name for name in no_codes if name not in usual and get_last_word(name) in TEXT_NAMES]
+            kept = sample.drop_columns_with_repeated_texts([*kept, *ends])
         texts = tuple(name for name in others if name in kept)
     return texts, tuple(name for name in _find_other_texts(sample, texts) if name != label) if texts else ()
 
 
 def _find_other_texts(sample: TableSample, read: Sequence[str]) -> tuple[str, ...]:
     """Finds columns of prose that hold other texts than the columns that are read."""
-    prose = (name for name in sample.names if name not in read and sample.are_certainly_texts(name))
-    return tuple(
-        sample.drop_columns_with_repeated_texts([*read, *prose])[len(sample.drop_columns_with_repeated_texts(read)) :]
-    )
-
-
-def _refuse_lists_as_texts(sample: TableSample, label: str | None) -> None:
-    """Raises DataError if a column with the name of a text holds lists or objects."""
-    usual = {*TEXT_NAMES, *chain(*TEXT_PAIR_NAMES, *SOURCE_TARGET_NAMES)} - {*LABEL_NAMES}
-    for name in set(sample.names) - {label}:
-        is_usual = normalize_name(name) in usual or normalize_name(name).removesuffix("s") in usual
-        if is_usual and any(isinstance(cell, list | dict) for cell in sample.filled_cells(name)):
-            what = f"{quote(name)} holds lists or objects, not texts"
-            fix = "name the texts with --text-column, and the label with --label-column"
-            raise DataError(what, where=display_path(sample.table.path), fix=fix)
-
-
-def _find_text_columns_by_cells(sample: TableSample, label: str | None, reasons: dict[str, str]) -> tuple[str, ...]:
-    """Finds the column of prose; several only if the table has no header, because one may be about another."""
-    prose = [name for name in sample.names if name != label and sample.are_certainly_texts(name)]
-    prose = sample.drop_columns_with_repeated_texts(
-        sorted(prose, key=lambda name: sum(map(len, map(str, sample.cells[name]))))
-    )
-    if len(prose) > 1 and sample.has_header:
-        return ()
-    reasons |= dict.fromkeys(prose, "holds sentences")
-    return tuple(name for name in sample.names if name in prose)
+    prose = (name for name, cells in sample.cells.items() if name not in read and are_certainly_texts(cells))
+    n_read = len(sample.drop_columns_with_repeated_texts(read))
+    return tuple(sample.drop_columns_with_repeated_texts([*read, *prose])[n_read:])
 
 
 def _can_be_label(sample: TableSample, name: str) -> bool:
     """Returns whether a column may be the label of texts: its cells recur, or are numbers or lists, not objects."""
     cells, plain = sample.filled_cells(name), normalize_name(name)
     if plain in LABEL_SYNONYMS:
-        return (
-            plain.removesuffix("s") != "target" or len(cells) <= MAX_INTEGER_CLASSES or not are_certainly_texts(cells)
-        )
+        is_target = plain.removesuffix("s") == "target"
+        return not is_target or len(cells) <= MAX_INTEGER_CLASSES or not are_certainly_texts(cells)
     if len(cells) <= MAX_INTEGER_CLASSES or not all(isinstance(cell, str) for cell in cells):
         return not any(isinstance(cell, dict) for cell in cells)
     return len(set(cells)) <= PROSE_SHARE * len(cells) or are_certainly_no_texts(cells)
 
 
-def _find_label_column_by_name(sample: TableSample, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
+def _find_label_column_by_name(sample: TableSample, texts: Sequence[str]) -> str | None:
     """Finds the column that is called a label. Raises DataError if there are several candidates."""
     candidates = [name for name in sample.names if name not in texts and _can_be_label(sample, name)]
     if synonym := find_conventional_column(candidates, LABEL_SYNONYMS):
-        reasons[synonym] = BY_NAME
         return synonym
-    ratings, categories = (
-        [name for name in candidates if normalize_name(name) in names] for names in (RATING_NAMES, CATEGORY_NAMES)
-    )
+    ratings = [name for name in candidates if normalize_name(name) in RATING_NAMES]
+    categories = [name for name in candidates if normalize_name(name) in CATEGORY_NAMES]
     suffixed = [name for name in candidates if get_last_word(name) in (*LABEL_SYNONYMS, *RATING_NAMES)]
     found = ratings or [*categories, *suffixed]
     if found and not ratings:
@@ -717,7 +669,6 @@ def _find_label_column_by_name(sample: TableSample, texts: Sequence[str], reason
         found = similar if len(similar) > MAX_SIMILAR_LABELS and len(values) > 1 else found
     if len(found) > 1:
         raise _ambiguous_label_error(sample, found)
-    reasons |= dict.fromkeys(found, BY_NAME)
     return found[0] if found else None
 
 
@@ -741,47 +692,38 @@ def _count_classes_by_column(sample: TableSample, texts: Sequence[str]) -> dict[
     return {name: n for name, n in found.items() if n or (fractions[name] and all(fractions[name]))}
 
 
-def _find_label_column_by_cells(sample: TableSample, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
+def _find_label_column_by_cells(sample: TableSample, texts: Sequence[str]) -> tuple[str | None, str]:
     """Finds the only other column than the texts, unless it numbers rows or holds texts; or the only one of classes.
-    Without a header, finds the last column of the fewest classes.
+    Without a header, finds the last column of the fewest classes. Returns the column and the reason.
 
     Raises DataError for several, also if some are numbers with fractions, which may be labels.
     """
     rest = [name for name in sample.names if name not in texts]
     if sample.has_header and texts and len(rest) == 1:
-        cells, reasons[rest[0]] = sample.filled_cells(rest[0]), BY_ELIMINATION
+        (name,), cells = rest, sample.filled_cells(rest[0])
         are_texts = len(cells) > MAX_INTEGER_CLASSES and are_certainly_texts(cells)
-        if are_texts or any(isinstance(cell, list | dict) for cell in cells):
-            return None
-        is_id = _are_row_numbers(cells) or (
-            get_last_word(rest[0]) in ID_SUFFIXES and not sample.count_possible_classes(rest[0])
-        )
-        return None if is_id else rest[0]
+        has_id_name = get_last_word(name) in ID_SUFFIXES and not sample.count_possible_classes(name)
+        is_other = are_texts or has_id_name or any(isinstance(cell, list | dict) for cell in cells)
+        return None if is_other or _are_row_numbers(cells) else name, BY_ELIMINATION
     found = _count_classes_by_column(sample, texts)
     if sample.has_header and len(found) > 1:
         raise _ambiguous_label_error(sample, list(found))
     classes = {name: n for name, n in reversed(found.items()) if n}
     if not classes:
-        return None
+        return None, ""
     label = min(classes, key=classes.__getitem__)
-    reasons[label] = f"has {classes[label]} different values in {len(sample.cells[label]):,} rows"
-    return label
-
-
-def find_label_by_name(table: Table) -> str | None:
-    """Returns the column that has a conventional name of labels."""
-    return find_conventional_column(table.names, LABEL_NAMES)
+    return label, f"has {classes[label]} different values in {len(sample.cells[label]):,} rows"
 
 
 def infer_label_column(table: Table, requested: Data) -> str | None:
     """Returns the column of labels by its name; else the inferred one if it has few labels, which recur."""
-    if label := find_label_by_name(table):
+    if label := find_conventional_column(table.names, LABEL_NAMES):
         return label
     try:
         label = choose_columns(table, requested).label
     except DataError:
         return None
-    cells = _label_cells(table, label) if label else []
+    cells = _label_cells(TableSample(table), label) if label else []
     return label if 0 < 2 * len(set(cells)) <= min(len(cells), 2 * MAX_INTEGER_CLASSES) else None
 
 
@@ -793,12 +735,13 @@ def has_inferable_label(table: Table) -> bool:
         return False
     if columns.label is None or columns.kind != "texts":
         return True
-    cells = _label_cells(table, columns.label)
+    cells = _label_cells(TableSample(table), columns.label)
     return len(set(cells)) < len(cells) or infer_label_kind(cells) != "class"
 
 
-def _label_cells(table: Table, label: str) -> list[str | tuple[str, ...]]:
-    return [cell for cell in map(parse_label_cell, TableSample(table).cells[label]) if cell]
+def _label_cells(sample: TableSample, label: str) -> list[LabelCell]:
+    column = find_matching_column(label, sample.names) or label
+    return [cell for cell in map(parse_label_cell, sample.cells[column]) if cell]
 
 
 def _uninferable_columns_error(sample: TableSample, unknown: Mapping[str, str]) -> DataError:

@@ -74,8 +74,20 @@ def _group_and_shuffle_strata(rows: LabelledTable, seed: int) -> list[list[list[
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, item in enumerate(rows.items):
         groups.setdefault(item.texts[1:] if by_context else item.texts, []).append(i)
-    strata: dict[Any, list[list[int]]] = {}
-    stratum_of_row = _assign_strata(rows)
+    items, strata = rows.items, dict[Any, list[list[int]]]()
+    match rows.labels.kind if rows.labels else None:
+        case "class":
+            stratum_of_row: list[Any] = [item.label for item in items]
+        case "multi":
+            counts = count_label_names(items)
+            names = [cast(tuple[str, ...], item.label) for item in items]
+            stratum_of_row = [min(label, key=lambda name: (counts[name], name), default="") for label in names]
+        case "number":
+            order = sorted(range(len(items)), key=lambda i: (cast(float, items[i].label), i))
+            decile = {i: rank * 10 // len(items) for rank, i in enumerate(order)}
+            stratum_of_row = [decile[i] for i in range(len(items))]
+        case _:
+            stratum_of_row = [None] * len(items)
     for group in groups.values():
         strata.setdefault(stratum_of_row[group[0]], []).append(group)
     shuffled = []
@@ -83,20 +95,3 @@ def _group_and_shuffle_strata(rows: LabelledTable, seed: int) -> list[list[list[
         numbers = np.array([rows.items[group[0]].row for group in members], dtype=np.uint64)
         shuffled.append([members[i] for i in np.argsort(hash_document_numbers(seed, numbers), kind="stable")])
     return shuffled
-
-
-def _assign_strata(rows: LabelledTable) -> list[Any]:
-    """Returns the stratum of each row."""
-    items = rows.items
-    match rows.labels.kind if rows.labels else None:
-        case "class":
-            return [item.label for item in items]
-        case "multi":
-            counts = count_label_names(items)
-            names = [cast(tuple[str, ...], item.label) for item in items]
-            return [min(label, key=lambda name: (counts[name], name), default="") for label in names]
-        case "number":
-            order = sorted(range(len(items)), key=lambda i: (cast(float, items[i].label), i))
-            decile = {i: rank * 10 // len(items) for rank, i in enumerate(order)}
-            return [decile[i] for i in range(len(items))]
-    return [None] * len(items)

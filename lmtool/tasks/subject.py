@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from lmtool.data.column_names import LABEL_NAMES, find_conventional_column
 from lmtool.data.files import TABLE_FORMATS, detect_format_suffix, name_without_compression
 from lmtool.data.hub import HUB_PREFIX
 from lmtool.data.store import STORE_MANIFEST
 from lmtool.data.table import open_table
 from lmtool.recipe.spec.text import Data
 from lmtool.runs.find import find_run_path_even_damaged
-from lmtool.tasks.schema import find_label_by_name, has_inferable_label
+from lmtool.tasks.schema import has_inferable_label
 
 Subject = Literal["run", "table", "text", "tokens"]
 
@@ -22,7 +23,8 @@ def infer_subject(names: Sequence[str], data: Data, *, is_text: bool, infer_labe
     """Infers what names refer to. is_text: excludes tables.
 
     A file that may be a table or a text is a text if it has the text column, no column with a conventional name of a
-    label, and with `infer_labels_from_cells` no column whose cells may be labels. Raises the errors of `open_table`.
+    label, and with `infer_labels_from_cells` no column whose cells may be labels. It is a table if `data` names columns
+    of one. Raises the errors of `open_table`.
     """
     if len(names) == 1 and not is_text:
         name = names[0]
@@ -34,19 +36,13 @@ def infer_subject(names: Sequence[str], data: Data, *, is_text: bool, infer_labe
         if data.test:
             return "table"
         if not folder.is_dir() and (name.startswith(HUB_PREFIX) or detect_format_suffix(folder) != ".txt"):
-            return "table" if _is_labelled_table(name, data, infer_labels_from_cells) else "text"
+            if any(
+                (data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)
+            ):
+                return "table"
+            table = open_table(name, data)
+            is_table = data.column not in table.names or find_conventional_column(table.names, LABEL_NAMES) is not None
+            return "table" if is_table or (infer_labels_from_cells and has_inferable_label(table)) else "text"
         if name_without_compression(folder).endswith(TABLE_FORMATS):
             return "table"
     return "text"
-
-
-def _is_labelled_table(source: str, data: Data, infer_labels_from_cells: bool) -> bool:
-    """Returns whether a file of rows is a table: it has no text column, or also one of labels."""
-    if any((data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)):
-        return True
-    table = open_table(source, data)
-    return (
-        data.column not in table.names
-        or find_label_by_name(table) is not None
-        or (infer_labels_from_cells and has_inferable_label(table))
-    )

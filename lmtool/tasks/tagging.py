@@ -65,20 +65,18 @@ class TaggingTask(Task):
         self._default_tag = OUTSIDE_TAG if OUTSIDE_TAG in spec.labels else spec.labels[0]
 
     def encode(self, items: Sequence[LabelledRow]) -> list[EncodedRow]:
-        return [self._encode_sentence(item) for item in items]
-
-    def _encode_sentence(self, item: LabelledRow) -> TaggedRow:
-        ids, spans = self.prompt_format.tokenizer.encode_with_offsets(" ".join(item.texts))
-        tokens, segments, is_truncated = self.prompt_format.encode_row([np.array(ids, dtype=np.int64)])
         first = len(self.prompt_format.before)
-        n_kept = len(tokens) - first - len(self.prompt_format.after) if ids else 0
-        placed_W, first_W = _find_words_and_first_tokens(item.texts, spans[:n_kept])
-        tags = cast(Tags | None, item.label)
-        label = None
-        if tags is not None:
-            label = np.array(self._map.encode(tags), dtype=np.float64)[placed_W]
-        row = EncodedRow(item.row, tokens, is_truncated, segments, label, word_starts=first_W + first)
-        return TaggedRow(**vars(row), words=item.texts, tags=tags, placed_W=placed_W)
+        rows: list[EncodedRow] = []
+        for item in items:
+            ids, spans = self.prompt_format.tokenizer.encode_with_offsets(" ".join(item.texts))
+            tokens, segments, is_truncated = self.prompt_format.encode_row([np.array(ids, dtype=np.int64)])
+            n_kept = len(tokens) - first - len(self.prompt_format.after) if ids else 0
+            placed_W, first_W = _find_words_and_first_tokens(item.texts, spans[:n_kept])
+            tags = cast(Tags | None, item.label)
+            label = None if tags is None else np.array(self._map.encode(tags), dtype=np.float64)[placed_W]
+            row = EncodedRow(item.row, tokens, is_truncated, segments, label, word_starts=first_W + first)
+            rows.append(TaggedRow(**vars(row), words=item.texts, tags=tags, placed_W=placed_W))
+        return rows
 
     def _predict_tags_and_loss(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[list[Tags], float]:
         """Predicts the tags of rows; returns them and the mean loss of a word, NaN if the rows have no tags."""
@@ -90,15 +88,13 @@ class TaggingTask(Task):
             return [tags_BW[n, : len(sentences[i].placed_W)] for n, i in enumerate(indices)]
 
         evaluated = model.evaluate(rows, decode_tags)
-        return [
-            self._name_tags_with_default(*pair) for pair in zip(sentences, evaluated.arrays, strict=True)
-        ], evaluated.loss
-
-    def _name_tags_with_default(self, row: TaggedRow, tags_W: NDArray[np.float64]) -> Tags:
-        names = [self._default_tag] * len(row.words)
-        for word, tag in zip(row.placed_W.tolist(), tags_W.astype(int).tolist(), strict=True):
-            names[word] = self.labels[tag]
-        return tuple(names)
+        predicted = []
+        for row, tags_W in zip(sentences, evaluated.arrays, strict=True):
+            names = [self._default_tag] * len(row.words)
+            for word, tag in zip(row.placed_W.tolist(), tags_W.astype(int).tolist(), strict=True):
+                names[word] = self.labels[tag]
+            predicted.append(tuple(names))
+        return predicted, evaluated.loss
 
     def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
         predicted, loss = self._predict_tags_and_loss(model, rows)
@@ -113,13 +109,11 @@ class TaggingTask(Task):
         for i in worst:
             words = cast(TaggedRow, rows[i]).words
             true_spans, predicted_spans = self.find_spans(true[i]), self.find_spans(predicted[i])
-            missed, wrong = (
-                ", ".join(
-                    f"{tag} {' '.join(words[start:stop])}"
-                    for tag, start, stop in sorted(spans, key=lambda span: span[1])
-                )
-                for spans in (true_spans - predicted_spans, predicted_spans - true_spans)
-            )
+            listed_spans = []
+            for spans in (true_spans - predicted_spans, predicted_spans - true_spans):
+                in_order = sorted(spans, key=lambda span: span[1])
+                listed_spans.append(", ".join(f"{tag} {' '.join(words[i:stop])}" for tag, i, stop in in_order))
+            missed, wrong = listed_spans
             text = " ".join(words)[:MAX_TEXT_CHARACTERS]
             listed.append({"row": rows[i].number, "label": missed, "predicted": wrong, "text": text})
         return Results(part, step, len(rows), loss, self.compute_metrics(true, predicted), listed, self.labels)

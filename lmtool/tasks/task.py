@@ -13,12 +13,11 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import ExecutionContext
-from lmtool.evaluation.loop import EvaluationItems, EvaluationSums, ValidationResult, evaluate_items
+from lmtool.evaluation.loop import EvaluationSums, ValidationResult, evaluate_items
 from lmtool.model import LanguageModel
 from lmtool.model.heads import HeadedModel
 from lmtool.objective import Loss, Objective
 from lmtool.objective.heads import HeadObjective
-from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.labels import LabelKind
 from lmtool.tasks.reading import LabelledRow, LabelledTable
 from lmtool.tasks.results import Results
@@ -94,7 +93,7 @@ class TaskModel:
             loss = objective.head_loss(self.lm, scores, batch) if is_labelled else None
             return loss, read_scores(scores, batch, indices)
 
-        return evaluate_items(self.lm, EvaluationItems([row.lengths for row in rows], evaluate_batch), self.compute)
+        return evaluate_items(self.lm, [row.lengths for row in rows], evaluate_batch, self.compute)
 
 
 def list_worst_and_best_rows(
@@ -153,15 +152,6 @@ class Task(ABC):
         """Returns the texts of a row on which a tokenizer is trained. name: of the task."""
         return item.texts
 
-    @classmethod
-    def build(
-        cls, recipe: Recipe, prompt_format: PromptFormat, name: str, columns: Columns, labels: tuple[str, ...]
-    ) -> Self:
-        """Builds the task of a resolved recipe; see `build_task`."""
-        of_objective: Any = cls
-        task: Self = of_objective(prompt_format, recipe.objective)
-        return task
-
     @abstractmethod
     def encode(self, items: Sequence[LabelledRow]) -> list[EncodedRow]:
         """Encodes rows as token ids, in order; unknown labels and targets are None."""
@@ -196,9 +186,8 @@ class Task(ABC):
         tokenizer = self.prompt_format.tokenizer
         between = tokenizer.special_ids - {tokenizer.unk_id}
         parts = groupby(row.tokens.tolist(), key=between.__contains__)
-        return "\n".join(tokenizer.decode(list(part)) for is_between, part in parts if not is_between)[
-            :MAX_TEXT_CHARACTERS
-        ]
+        text = "\n".join(tokenizer.decode(list(part)) for is_between, part in parts if not is_between)
+        return text[:MAX_TEXT_CHARACTERS]
 
     def _encode_texts(self, texts: Sequence[Sequence[str]]) -> Iterator[list[NDArray[np.int64]]]:
         """Yields the token ids of the texts of each row."""

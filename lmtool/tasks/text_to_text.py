@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,25 +47,24 @@ class TextToTextTask(Task):
         super().__init__(prompt_format, name, labels)
         self._columns = columns
         self._num_beams = recipe.evaluation.num_beams
-        dropout = _make_bpe_dropout(recipe, prompt_format)
-        self.resample_row = None if dropout is None else partial(self._resegment_with_dropout, dropout)
-
-    @classmethod
-    def build(
-        cls, recipe: Recipe, prompt_format: PromptFormat, name: str, columns: Columns, labels: tuple[str, ...]
-    ) -> Self:
-        return cls(recipe, prompt_format, name, columns, labels)
+        tokenizer_spec = recipe.tokenizer
+        if isinstance(tokenizer_spec, BpeTokenizer) and tokenizer_spec.dropout:
+            if prompt_format.chat is not None:
+                what = "BPE dropout is for pairs, not for conversations"
+                raise UsageError(what, where="tokenizer.dropout", fix="set it to 0")
+            self._dropout = BpeDropout(prompt_format.tokenizer, tokenizer_spec.dropout, recipe.seed)
+            self.resample_row = self._resegment_with_dropout
 
     @classmethod
     def get_tokenizer_texts(cls, name: str, columns: Columns, item: LabelledRow) -> Iterable[str]:
         return format_source(name, columns.texts, item.texts), format_target(item) or ""
 
-    def _resegment_with_dropout(self, dropout: BpeDropout, row: EncodedRow, rng: np.random.Generator) -> EncodedRow:
+    def _resegment_with_dropout(self, row: EncodedRow, rng: np.random.Generator) -> EncodedRow:
         """Returns the row with its texts segmented differently. A truncated row, whose text has no end, stays."""
         if row.is_truncated or row.target is None:
             return row
         texts = (self.prompt_format.tokenizer.decode(ids.tolist()) for ids in (row.tokens, row.target))
-        pair = self.prompt_format.encode_pair(*(dropout(text, rng) for text in texts))
+        pair = self.prompt_format.encode_pair(*(self._dropout(text, rng) for text in texts))
         return replace(row, tokens=pair.source, target=pair.target)
 
     def encode(self, items: Sequence[LabelledRow]) -> list[EncodedRow]:
@@ -100,7 +97,14 @@ class TextToTextTask(Task):
     def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         loss, answers = self.validate(model, rows).loss, self.generate(model, rows)
         decoding = "greedy" if self._num_beams == 1 else f"beam search, {self._num_beams} beams, mean log-probability"
-        sentences = [] if self.labels else self._list_worst_and_best_texts(answers, rows)
+        sentences = []
+        if not self.labels:
+            scores = metrics.compute_chrf_scores(answers, [row.answer for row in rows])
+
+            def get_row(i: int) -> tuple[int, str, str, str]:
+                return rows[i].number, self._decode_texts(rows[i]), rows[i].answer, answers[i]
+
+            sentences = list_worst_and_best_rows("chrf", scores, get_row)
         figures = self._compute_metrics(answers, rows)
         return Results(part, step, len(rows), loss, figures, [], self.labels, self.name, decoding, sentences=sentences)
 
@@ -115,41 +119,27 @@ class TextToTextTask(Task):
         """
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))
         groups = [order[start : start + GENERATION_BATCH_ROWS] for start in range(0, len(order), GENERATION_BATCH_ROWS)]
+        beams, prompt_format = self._num_beams, self.prompt_format
+        max_rows = GENERATION_BATCH_ROWS * beams
         texts: dict[int, NDArray[np.uint8]] = {}
         for n in model.compute.world.own_items(len(groups)):
-            written = self._generate_batch(model, [rows[i].tokens.tolist() for i in groups[n]])
-            texts |= {i: np.frombuffer(text.encode(), np.uint8) for i, text in zip(groups[n], written, strict=True)}
+            sources = [rows[i].tokens.tolist() for i in groups[n]]
+            max_new_tokens = prompt_format.max_answer_tokens(len(sources[-1]))
+            params = SamplingParams("greedy", max_new_tokens=max_new_tokens)
+            if beams > 1:
+                params = SamplingParams("beam", num_beams=beams, num_return=beams, max_new_tokens=max_new_tokens)
+            prompts = [prompt_format.make_answer_prompt(source) for source in sources]
+            hypotheses: list[list[str]] = []
+            with model.compute.autocast():
+                for one in complete(model.lm, prompts, params, prompt_format, overflow="cut", max_rows=max_rows):
+                    if one.sample == 0:
+                        hypotheses.append([])
+                    hypotheses[-1].append(one.text)
+            for i, source, some in zip(groups[n], sources, hypotheses, strict=True):
+                text = choose_hypothesis_without_repeats(some, prompt_format.tokenizer.decode(source))
+                text = text if prompt_format.chat is None else text.strip()
+                texts[i] = np.frombuffer(text.encode(), np.uint8)
         return [text.tobytes().decode() for text in model.compute.world.gather_arrays(texts, len(rows), np.uint8)]
-
-    def _generate_batch(self, model: TaskModel, sources: Sequence[list[int]]) -> list[str]:
-        """Generates the text of each source of a batch, the last of which is the longest."""
-        beams, max_new_tokens = self._num_beams, self.prompt_format.max_answer_tokens(len(sources[-1]))
-        params = SamplingParams("greedy", max_new_tokens=max_new_tokens)
-        if beams > 1:
-            params = SamplingParams("beam", num_beams=beams, num_return=beams, max_new_tokens=max_new_tokens)
-        max_rows = GENERATION_BATCH_ROWS * beams
-        prompts = [self.prompt_format.make_answer_prompt(source) for source in sources]
-        hypotheses: list[list[str]] = []
-        with model.compute.autocast():
-            for completion in complete(
-                model.lm, prompts, params, self.prompt_format, overflow="cut", max_rows=max_rows
-            ):
-                if completion.sample == 0:
-                    hypotheses.append([])
-                hypotheses[-1].append(completion.text)
-        decode = self.prompt_format.tokenizer.decode
-        texts = [
-            choose_hypothesis_without_repeats(some, decode(source))
-            for some, source in zip(hypotheses, sources, strict=True)
-        ]
-        return [text.strip() for text in texts] if self.prompt_format.chat is not None else texts
-
-    def _list_worst_and_best_texts(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
-        """Lists the worst and the best generated texts by their chrF, the worst first."""
-        scores = metrics.compute_chrf_scores(answers, [row.answer for row in rows])
-        return list_worst_and_best_rows(
-            "chrf", scores, lambda i: (rows[i].number, self._decode_texts(rows[i]), rows[i].answer, answers[i])
-        )
 
     def _compute_metrics(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> MetricValues:
         """Computes metrics of generated texts: as classes if there are labels, else BLEU and chrF (Post 2018)."""
@@ -191,14 +181,3 @@ def format_target(item: LabelledRow) -> str | None:
     if isinstance(item.label, tuple):
         return SEPARATOR.join(item.label)
     return item.label if isinstance(item.label, str) else f"{item.label:g}"
-
-
-def _make_bpe_dropout(recipe: Recipe, prompt_format: PromptFormat) -> BpeDropout | None:
-    """Returns the BPE dropout of a recipe. Raises UsageError if rows are conversations."""
-    spec = recipe.tokenizer
-    if not isinstance(spec, BpeTokenizer) or not spec.dropout:
-        return None
-    if prompt_format.chat is not None:
-        what = "BPE dropout is for pairs, not for conversations"
-        raise UsageError(what, where="tokenizer.dropout", fix="set it to 0")
-    return BpeDropout(prompt_format.tokenizer, spec.dropout, recipe.seed)

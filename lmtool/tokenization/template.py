@@ -323,7 +323,7 @@ class _CostInstrumenter(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = _env_call("charge_loop", node.iter)
+        node.iter = _charge_by_length(node.iter, _ITERATION_UNITS, 1)
         node.body.insert(0, _charge_statement(_ITERATION_UNITS))
         return node
 
@@ -339,9 +339,9 @@ class _CostInstrumenter(NodeTransformer):
 
     def visit_Call(self, node: nodes.Call) -> nodes.Node:
         self.generic_visit(node)
-        node.dyn_args, node.dyn_kwargs = (
-            one and _env_call("charge_spread", one) for one in (node.dyn_args, node.dyn_kwargs)
-        )
+        # each function on the way copies what is spread
+        spread = (one and _charge_by_length(one, 0, _CALL_UNITS) for one in (node.dyn_args, node.dyn_kwargs))
+        node.dyn_args, node.dyn_kwargs = spread
         return node
 
     def visit_Const(self, node: nodes.Const) -> nodes.Node:
@@ -367,11 +367,11 @@ class _CostInstrumenter(NodeTransformer):
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
         self.generic_visit(node)
-        return _env_call("charge_sequence", node)
+        return _charge_by_length(node, _OBJECT_UNITS, 1)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)
-        return _env_call("charge_sequence", node) if node.ctx == "load" else node
+        return _charge_by_length(node, _OBJECT_UNITS, 1) if node.ctx == "load" else node
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
         self.generic_visit(node)
@@ -381,6 +381,11 @@ class _CostInstrumenter(NodeTransformer):
 def _env_call(name: str, *arguments: Any) -> nodes.Call:
     """Returns a node that calls a method of `_BudgetedEnvironment`."""
     return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None)
+
+
+def _charge_by_length(value: nodes.Node, base_cost: int, item_cost: int) -> nodes.Call:
+    """Returns a node that charges for a value and for each of its items before the value is used."""
+    return _env_call("charge_by_length", value, nodes.Const(base_cost), nodes.Const(item_cost))
 
 
 def _charge_statement(cost: int) -> nodes.Node:
@@ -466,22 +471,14 @@ class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
         _charge(_OBJECT_UNITS + length_hint(value))
         return value[start:stop:step]
 
-    def charge_sequence(self, value: list[Any] | tuple[Any, ...]) -> object:
-        _charge(_OBJECT_UNITS + len(value))
+    def charge_by_length(self, value: Any, base_cost: int, item_cost: int) -> Any:
+        _charge(base_cost + item_cost * length_hint(value))
         return value
 
     def make_dict(self, *keys_and_values: Any) -> dict[Any, Any]:
         keys = keys_and_values[::2]
         _charge(_DICT_UNITS + _OBJECT_UNITS * len(keys) + _hashing_cost(keys))
         return dict(zip(keys, keys_and_values[1::2], strict=True))
-
-    def charge_spread(self, value: Any) -> Any:
-        _charge(_CALL_UNITS * length_hint(value))  # each function on the way copies it
-        return value
-
-    def charge_loop(self, value: Any) -> Any:
-        _charge(_ITERATION_UNITS + length_hint(value))
-        return value
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         _charge(

@@ -166,7 +166,7 @@ class Tokenizer:
         ids: list[int] = encoder.encode_text(self._inner, text).ids
         return ids
 
-    def encode_inside(self, text: str) -> list[int]:
+    def encode_without_prefix_space(self, text: str) -> list[int]:
         """Encodes a part of another text, without the space that SentencePiece adds in front."""
         before = "\n" if self.kind == "sentencepiece" and self._adds_space else ""
         return self.encode(before + text)[len(self.encode(before)) :]

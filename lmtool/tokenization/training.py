@@ -114,7 +114,13 @@ def _train_wordpiece(spec: WordPieceTokenizer, texts: Iterator[str]) -> Inner:
     )
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.normalizer = None
-    inner.train_from_iterator(_repeat_words((w, n) for w, n in counts.items() if known.issuperset(w)), trainer)
+    repeated = (  # because the library takes no counts
+        " ".join([word] * min(1000, n - done))
+        for word, n in counts.items()
+        if known.issuperset(word)
+        for done in range(0, n, 1000)
+    )
+    inner.train_from_iterator(repeated, trainer)
     trained = _build_wordpiece(inner.get_vocab(), spec)
     trained.add_special_tokens(_make_special_tokens(names))
     return trained
@@ -141,13 +147,6 @@ def _count_words(texts: Iterator[str], inner: Inner) -> Counter[str]:
             for start in range(0, len(word), MAX_RUN_CHARACTERS):
                 counts[word[start : start + MAX_RUN_CHARACTERS]] += n
     return counts
-
-
-def _repeat_words(counts: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """Repeats each word by its count, because the library does not take counts."""
-    for word, n in counts:
-        for done in range(0, n, 1000):
-            yield " ".join([word] * min(1000, n - done))
 
 
 def _train_char(spec: CharTokenizer, texts: Iterator[str]) -> Inner:

@@ -21,7 +21,7 @@ from lmtool.data.survey import Progress, ScannedTrainingText
 from lmtool.data.text_problems import find_text_problems
 from lmtool.errors import DataError
 from lmtool.evaluation.gradients import compute_norms_by_steps_back
-from lmtool.evaluation.loop import EvaluationItems, ValidationResult, evaluate_items
+from lmtool.evaluation.loop import ValidationResult, evaluate_items
 from lmtool.evaluation.perplexity import EvaluationWindows, bundled_entropy_bits_per_byte, compute_perplexity
 from lmtool.model import LanguageModel
 from lmtool.model.interpolation import NGramInterpolation
@@ -463,5 +463,5 @@ def _validate_sentence_pairs(
         batch = objective.collate(pairs.read(np.array(chosen)))
         return objective.score(lm, batch.to(compute.device)), ()
 
-    evaluated = evaluate_items(lm, EvaluationItems([(pairs.length,)] * n, read, objective.metric_names), compute)
+    evaluated = evaluate_items(lm, [(pairs.length,)] * n, read, compute, metrics=objective.metric_names)
     return ValidationResult(evaluated.loss, evaluated.metrics)

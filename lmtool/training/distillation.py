@@ -17,7 +17,7 @@ from lmtool.recipe.spec.objective import AnyObjective, Classification
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.runs.load import get_head_target_and_classes, load_trained_model
+from lmtool.runs.load import load_trained_model
 from lmtool.runs.reference import Reference
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -124,7 +124,7 @@ def _check_same_task_and_rows(teacher: Reference, student_recipe: Recipe, tokeni
     if ours.kind != theirs.kind:
         what = f"the teacher was trained with objective {theirs.kind}, but the student has {ours.kind}"
         raise UsageError(what, where=TEACHER_KEY, fix=f"name a run with objective {ours.kind}")
-    if isinstance(theirs, Classification) and get_head_target_and_classes(ours) != get_head_target_and_classes(theirs):
+    if len({(one.task, one.labels) for one in (ours, theirs) if isinstance(one, Classification)}) > 1:
         what = f"the teacher predicts {_describe_labels(theirs)}, but the table has {_describe_labels(ours)}"
         raise UsageError(what, where=TEACHER_KEY, fix="name a run that was fine-tuned on the same labels")
     if _describe_row_format(student_recipe, tokenizer) != _describe_row_format(teacher.recipe, teacher.tokenizer):

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from lmtool.data.survey import Progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.data.table import open_table
 from lmtool.errors import LmtoolError, UsageError
-from lmtool.evaluation.loop import ignore_progress
 from lmtool.interop.resolve import resolve_model_names, resolve_reference
 from lmtool.recipe.finetuning import FEW_ROWS, MAX_ROWS_OF_CLASS, HeadKind, TableProperties
 from lmtool.recipe.load import Setting, parse_settings
@@ -38,7 +37,7 @@ from lmtool.training.plan import TrainingPlan, check_adapters_have_base, is_for_
 
 
 def plan_finetuning(
-    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress = ignore_progress
+    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress = no_progress
 ) -> TrainingPlan:
     """Opens the tables that the command line names, and resolves the recipe.
 
@@ -81,7 +80,7 @@ def plan_finetuning_or_pretraining(
             raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
         is_table = subject == "table" or bool(data.tasks)
     if is_table and sources:
-        return plan_finetuning(source, recipe, settings, report or ignore_progress)
+        return plan_finetuning(source, recipe, settings, report or no_progress)
     if unread := next((setting for setting in settings if setting.key in TABLE_KEYS), None):
         what = f"{unread.flag} is for labelled tables, not for a text"
         raise UsageError(what, fix="omit it, or name the label of a table with --label-column")

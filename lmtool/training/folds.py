@@ -8,8 +8,7 @@ import numpy as np
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
-from lmtool.data.survey import Progress
-from lmtool.evaluation.loop import ignore_progress
+from lmtool.data.survey import Progress, no_progress
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective
 from lmtool.objective.heads import ClassificationObjective
@@ -119,7 +118,7 @@ class BestFeaturesWithPenalties(NamedTuple):
 
 
 def cross_validate_features(
-    candidates: Sequence[RecipeWithData], report: Progress = ignore_progress
+    candidates: Sequence[RecipeWithData], report: Progress = no_progress
 ) -> BestFeaturesWithPenalties:
     """Chooses features of texts for a linear model by its loss in cross-validation.
 

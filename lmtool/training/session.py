@@ -455,7 +455,7 @@ class TrainingSession:
         """Evaluates the best checkpoint of a finished run, and saves the results in the run."""
         run, peers = self.manager.run, self.manager.peers
         named = Run.open(Path(self.compute.world.broadcast_text("" if run is None else str(run.path.resolve()))))
-        checkpoint, warnings = named.find_best_checkpoint(verify_optimizer=False, peers=peers)
+        checkpoint, warnings = named.find_best_checkpoint(peers)
         yield from map(Warn, warnings)
         of_folds: list[Results] = []
         if isinstance(self.data, TableData) and self.data.needs_folds:

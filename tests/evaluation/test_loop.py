@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lmtool.compute.device import CPU, ExecutionContext
 from lmtool.compute.processes import World
-from lmtool.evaluation.loop import BATCH_TOKENS, EvaluationItems, EvaluationSums, evaluate_items, group_by_length
+from lmtool.evaluation.loop import BATCH_TOKENS, EvaluationSums, evaluate_items, group_by_length
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss
 from tests.compute.together import together
@@ -88,8 +88,8 @@ class Things:
             return self.loss(chosen) if losses else None, [self.arrays[i] for i in chosen] if found else []
 
         metrics = ["hits"] if losses else []
-        items = EvaluationItems(self.lengths, read, metrics, tokens=50)
-        return evaluate_items(tiny.model(n_layers=1), items, replace(CPU, world=world), **more)
+        model, compute = tiny.model(n_layers=1), replace(CPU, world=world)
+        return evaluate_items(model, self.lengths, read, compute, metrics=metrics, max_tokens=50, **more)
 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 40])
@@ -166,9 +166,9 @@ def test_the_model_is_left_as_it_was(fails: bool) -> None:
 
     if fails:
         with pytest.raises(RuntimeError, match="no"):
-            evaluate_items(model, EvaluationItems([(3,)], read), CPU)
+            evaluate_items(model, [(3,)], read, CPU)
     else:
-        evaluate_items(model, EvaluationItems([(3,)], read), CPU)
+        evaluate_items(model, [(3,)], read, CPU)
     assert seen == [(False, True)]
     assert model.training
 
@@ -181,8 +181,8 @@ def test_it_computes_in_the_precision_that_is_asked_for() -> None:
         return None, ()
 
     model: LanguageModel = tiny.model(n_layers=1)
-    evaluate_items(model, EvaluationItems([(1,)], read), CPU)
-    evaluate_items(model, EvaluationItems([(1,)], read), ExecutionContext(torch.device("cpu"), "bfloat16"))
+    evaluate_items(model, [(1,)], read, CPU)
+    evaluate_items(model, [(1,)], read, ExecutionContext(torch.device("cpu"), "bfloat16"))
     assert types == [torch.float32, torch.bfloat16]
 
 
@@ -196,7 +196,8 @@ def test_how_far_it_is_is_told_to_the_end() -> None:
     assert done[0] == 0
     assert told[-1] == ("measuring", whole, whole)
     assert len(told) > 3
-    assert EvaluationItems([(3,), (5,)], lambda _: (None, ()), one_pass=False).count_tokens([0, 1]) == 9 + 25
+    items.evaluate(report=lambda *now: told.append(now), one_pass=False)
+    assert told[-1][1] == sum(length**2 for (length,) in items.lengths)
 
 
 def test_the_budget_is_one_that_memory_has() -> None:
@@ -206,5 +207,5 @@ def test_the_budget_is_one_that_memory_has() -> None:
         groups.append(len(chosen))
         return None, ()
 
-    evaluate_items(tiny.model(n_layers=1), EvaluationItems([(BATCH_TOKENS // 4,)] * 9, read), CPU)
+    evaluate_items(tiny.model(n_layers=1), [(BATCH_TOKENS // 4,)] * 9, read, CPU)
     assert groups == [4, 4, 1]

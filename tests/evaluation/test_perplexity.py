@@ -19,7 +19,7 @@ from lmtool.data.prepare import tokenize_data, tokenize_files
 from lmtool.data.store import TokenStore
 from lmtool.errors import UsageError
 from lmtool.evaluation import perplexity as measuring_text
-from lmtool.evaluation.loop import EvaluationItems
+from lmtool.evaluation.loop import evaluate_items
 from lmtool.evaluation.perplexity import (
     EvaluationWindows,
     Perplexity,
@@ -102,7 +102,7 @@ def test_how_windows_are_batched_changes_nothing(
     """All in one batch, padded; a few; one at a time, without padding."""
     found = []
     for tokens in (10**6, 20, 1):
-        monkeypatch.setattr(measuring_text, "EvaluationItems", partial(EvaluationItems, tokens=tokens))
+        monkeypatch.setattr(measuring_text, "evaluate_items", partial(evaluate_items, max_tokens=tokens))
         found.append(measuring.evaluate(stride).nats)
     assert found[1:] == pytest.approx([found[0]] * 2, rel=1e-6)
 

@@ -33,14 +33,14 @@ def requests_of(lengths: list[int], params: SamplingParams = GREEDY) -> list[Req
 
 def finish(engine: Engine) -> list[Token]:
     tokens: list[Token] = []
-    while not engine.idle:
+    while not engine.is_idle:
         tokens += engine.step()
     return tokens
 
 
 def test_an_engine_is_idle_until_a_request_is_added_and_after_its_last_token(model: LanguageModel) -> None:
     engine = Engine(model)
-    assert engine.idle
+    assert engine.is_idle
     assert engine.step() == []
     ids = [engine.add(request) for request in requests_of([3, 5])]
     assert len(set(ids)) == len(engine) == 2
@@ -75,7 +75,7 @@ def test_a_cancelled_request_gives_no_more_tokens_and_its_rows_are_free(
     assert tokens[-1].completion.tokens == tuple(token.id for token in alone)
     engine.add(first)
     engine.cancel(next(iter(engine._states)))
-    assert engine.idle
+    assert engine.is_idle
     assert not engine._caches
 
 
@@ -84,7 +84,7 @@ def test_a_request_that_contradicts_itself_is_refused_when_it_is_added(model: La
     (request,) = requests_of([3])
     with pytest.raises(UsageError, match="empty"):
         engine.add(dataclasses.replace(request, stop=("a", "")))
-    assert engine.idle
+    assert engine.is_idle
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(model: LanguageModel) -> None:
@@ -128,7 +128,7 @@ def test_a_text_that_is_alone_takes_fewer_passes_and_one_beside_others_has_no_dr
     assert (first.proposed, first.accepted, second.proposed) == (12, 12, 0)
     engine.cancel(second.id)
     assert [len(engine.step()) for _ in range(6)] == [5] * 6
-    assert engine.idle
+    assert engine.is_idle
     assert engine.step() == []
     # what was accepted is kept like all that is read
     follows = [0, 1, 2] * 18

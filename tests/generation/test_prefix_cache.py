@@ -31,7 +31,7 @@ def request_for(engine, text, params, **fields):
 def finished(engine, *states):
     """(tokens, log-probabilities) of requests that are added now."""
     found = {engine.add(state): ([], []) for state in states}
-    while not engine.idle:
+    while not engine.is_idle:
         for token in engine.step():
             found[token.request][0].append(token.id)
             found[token.request][1].append(token.logprob)
@@ -82,8 +82,8 @@ def test_conversations_that_begin_alike_are_answered_as_without(kind, draft):
     system = [rng.randrange(tiny.VOCAB) for _ in range(7)]
     waiting = [(system[: rng.choice((3, 7))] + [rng.randrange(tiny.VOCAB)] * (1 + i % 3), 3) for i in range(8)]
     asked, answers, n_reused, n_prompts = {}, {}, 0, 0
-    while waiting or not engine.idle:
-        if waiting and rng.random() < (0.4 if draft is None or engine.idle else 0.04):
+    while waiting or not engine.is_idle:
+        if waiting and rng.random() < (0.4 if draft is None or engine.is_idle else 0.04):
             (text, turns), settings = waiting.pop(), rng.choice(SETTINGS)
             request = request_for(engine, text, settings)
             asked[engine.add(request)] = text, turns, settings, request, rng.random() < 0.2
@@ -194,7 +194,7 @@ def test_memory_is_bounded_whatever_is_asked():
                 engine.step()
                 assert n_bytes(cache) <= n_blocks * size
                 assert is_whole(cache)
-        while not engine.idle:
+        while not engine.is_idle:
             engine.step()
         assert n_bytes(cache) == n_blocks * size
 

@@ -11,14 +11,14 @@ from lmtool.runs.listing import (
     collect_scores_by_test_set,
     read_evaluations,
     save_evaluation_unless_training_data,
+    summarize_all_runs,
     summarize_run,
-    summarize_runs,
 )
 from tests.support.runs import MakeRun
 
 
 def test_a_summary_of_a_run(make: MakeRun) -> None:
-    assert summarize_runs() == []
+    assert summarize_all_runs() == []
     run = make(finished=True)
     summary = summarize_run(run.path)
     assert (summary.name, summary.recipe, summary.model) == (run.name, "tiny", "decoder, 4 x 128")
@@ -28,7 +28,7 @@ def test_a_summary_of_a_run(make: MakeRun) -> None:
     checkpoints = [(saved.name, saved.best) for saved in summary.checkpoints]
     assert checkpoints == [("step-000010", True), ("step-000020", False)]
     second = make()
-    assert [summary.name for summary in summarize_runs()] == [second.name, run.name]
+    assert [summary.name for summary in summarize_all_runs()] == [second.name, run.name]
 
 
 def test_damage_does_not_hide_the_others(make: MakeRun, runs: Path) -> None:
@@ -44,8 +44,8 @@ def test_damage_does_not_hide_the_others(make: MakeRun, runs: Path) -> None:
     (runs / "file").write_text("")
     (runs / "dangling").symlink_to("nowhere")
     (runs / "json" / "run.json").mkdir(parents=True)
-    found = {summary.recipe: summary for summary in summarize_runs() if summary.recipe}
-    damaged = [summary for summary in summarize_runs() if not summary.recipe]
+    found = {summary.recipe: summary for summary in summarize_all_runs() if summary.recipe}
+    damaged = [summary for summary in summarize_all_runs() if not summary.recipe]
     assert set(found) == {"tiny", "torn", "bare"}
     assert [(summary.state, "run.json" in summary.problem) for summary in damaged] == [("damaged", True)] * 2
     assert "metrics.jsonl:1" in found["torn"].problem

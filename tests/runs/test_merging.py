@@ -40,7 +40,7 @@ def test_a_merged_run_has_all_that_still_holds(work: Work, adapted: Path) -> Non
     step = resolve_reference(str(adapted)).checkpoint.step
     for number, measured in enumerate((step, step + 2)):
         save_evaluation_unless_training_data(adapted, [f"{number}.txt"], [], {"step": measured, "loss": 1.0})
-    merged, _ = merge_adapters_into_new_run(Reference.from_name(str(adapted)), work.run("merged"), ["test"])
+    merged = merge_adapters_into_new_run(Reference.from_name(str(adapted)), work.run("merged"), ["test"])
     new = Run.open(merged)
     assert [found.source for found in read_evaluations(new)] == ["0.txt"]
     assert step == old.best_step == new.best_step
@@ -84,12 +84,12 @@ def test_a_merged_student_can_learn_on_from_its_teacher(work: Work) -> None:
 
 def test_the_best_of_a_merged_run_is_the_merged_step(work: Work, adapted: Path) -> None:
     """As training that goes on compares with it: also where it was validated after it was saved."""
-    merged, _ = merge_adapters_into_new_run(Reference.from_name(str(adapted)), work.run("merged"), ["test"])
+    merged = merge_adapters_into_new_run(Reference.from_name(str(adapted)), work.run("merged"), ["test"])
     step = resolve_reference(str(adapted)).checkpoint.step
     state = resolve_reference(str(merged)).checkpoint.load_state()
     (record,) = (record for record in metrics(adapted) if record["step"] == step)
     assert (state["best_step"], state["best_value"]) == (step, record["valid_loss"])
-    merged, _ = merge_adapters_into_new_run(
+    merged = merge_adapters_into_new_run(
         Reference.from_name(f"{adapted}@{10 if step != 10 else 12}"), work.run("other"), ["test"]
     )
     assert resolve_reference(str(merged)).checkpoint.load_state()["best_step"] != step

@@ -178,7 +178,7 @@ def test_probabilities_of_a_prompt_are_computed_once_for_all_samples(
 def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = server.generator.loaded.tokenizer
     vocabulary = check_form_and_create_state(TextForm("regex", "a"), tokenizer)._vocabulary
-    lengths, encode = list[int](), tokenizer.encode_inside
+    lengths, encode = list[int](), tokenizer.encode_without_prefix_space
 
     def encoded(text: str) -> list[int]:
         lengths.append(len(text))

@@ -88,12 +88,13 @@ def test_the_positive_class_is_the_second_unless_it_denies_the_first():
 
 def test_rouge_of_the_examples_of_its_paper():
     # Lin (2004), section 3: the sentences share as many bigrams, and only the first has the order of the reference
-    reference_text = "police killed the gunman"
-    assert compute_rouge(["Police kill the gunman."], [reference_text]) == pytest.approx((75, 100 / 3, 75))
-    assert compute_rouge(["the gunman kill police"], [reference_text]) == pytest.approx((75, 100 / 3, 50))
-    both = compute_rouge(["police kill the gunman", "the gunman kill police"], [reference_text] * 2)
-    assert both == pytest.approx((75, 100 / 3, 62.5))
-    assert compute_rouge(["быстрая лиса"], ["Быстрая лиса"]) == (100, 100, 100)
+    def rouge(*texts: str, reference: str = "police killed the gunman") -> list[float]:
+        return list(compute_rouge(texts, [reference] * len(texts)).values())
+
+    assert rouge("Police kill the gunman.") == pytest.approx([75, 100 / 3, 75])
+    assert rouge("the gunman kill police") == pytest.approx([75, 100 / 3, 50])
+    assert rouge("police kill the gunman", "the gunman kill police") == pytest.approx([75, 100 / 3, 62.5])
+    assert rouge("быстрая лиса", reference="Быстрая лиса") == [100, 100, 100]
     assert translation_metrics(["a b c d e"], ["a b c d f"])["rouge1"] == pytest.approx(80)
 
 

@@ -38,7 +38,7 @@ from lmtool.data.files import quote
 from lmtool.data.survey import Progress
 from lmtool.errors import CheckpointError, DataError, LmtoolError, UsageError
 from lmtool.evaluation.embedding import Vectors, embed, embed_to_unit_vectors, normalize
-from lmtool.interop.resolve import resolve_name_without_download, resolve_reference
+from lmtool.interop.resolve import import_if_published_without_download, resolve_reference
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Classification
 from lmtool.runs.load import LoadedModel, load_for_inference
@@ -180,7 +180,7 @@ def open_index(
     compute = configure_compute(device, "float32")
     try:
         loaded = load_for_inference(
-            resolve_reference(run) if run else resolve_name_without_download(Index(Path(path)).run), compute
+            resolve_reference(run) if run else import_if_published_without_download(Index(Path(path)).run), compute
         )
     except LmtoolError as error:
         if run is None and error.code == "run_not_found":

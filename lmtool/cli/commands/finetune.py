@@ -152,7 +152,7 @@ def finetune(
             if merge:
                 merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
                 if merged is None or not (seeds > 1 and has_checkpoint(merged)):
-                    merged, _ = make_merged(Reference.from_name(str(run)), merged, ["lmtool", *sys.argv[1:]])
+                    merged = make_merged(Reference.from_name(str(run)), merged, ["lmtool", *sys.argv[1:]])
                 print_text(merged)
     print_lines(*(summarize_runs([run.results_by_task for run in runs]) if seeds > 1 else ()))
 

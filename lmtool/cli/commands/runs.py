@@ -52,10 +52,10 @@ def ls(json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from lmtool.runs.listing import summarize_runs
+    from lmtool.runs.listing import summarize_all_runs
     from lmtool.runs.paths import runs_root
 
-    summaries = summarize_runs()
+    summaries = summarize_all_runs()
     if json:
         print_json([asdict(summary) for summary in summaries], indent=1)
         return
@@ -284,8 +284,9 @@ def merge(
     from lmtool.interop.resolve import resolve_reference
     from lmtool.runs.merging import merge_adapters_into_new_run as make_merged
 
-    merged, warnings = make_merged(resolve_reference(run), output, ["lmtool", *sys.argv[1:]])
-    warn(warnings)
+    adapted = resolve_reference(run)
+    merged = make_merged(adapted, output, ["lmtool", *sys.argv[1:]])
+    warn(adapted.warnings)
     print_text(merged)
 
 

@@ -3,7 +3,7 @@
 Shapes: I input width, O output width, R rank.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,31 @@ def export_peft_adapters(reference: str, output_folder: Path, dtype: ExportDtype
         raise UsageError("this run has no adapters", where=str(adapted.run.path), fix=fix)
     base = find_unchanged_base(adapted.run)
     exportable = _prepare_export_as_base_family(adapted, base)
-    adapters, head = _convert_lora_adapters(exportable), dict(_iterate_head_tensors(exportable))
+    adapters = _convert_lora_adapters(exportable)
+    head: dict[str, Tensor] = {}
+    if exportable.has_head:
+        saved = exportable.divide_head_by_temperature(exportable.base.checkpoint.load_model())
+        for mapping in exportable.list_parameter_mappings():
+            if not mapping.name.startswith("body."):
+                head |= zip(mapping.published_names, mapping.layout.split(saved[mapping.name]), strict=True)
     weights = {f"{PEFT_PREFIX}{name}": tensor for name, tensor in head.items()}
     for module, (up_OR, down_RI) in adapters.items():
         weights[f"{PEFT_PREFIX}{module}.lora_A.weight"] = down_RI
         weights[f"{PEFT_PREFIX}{module}.lora_B.weight"] = up_OR
     converted = {name: exporting.cast_checking_overflow(name, tensor, dtype) for name, tensor in weights.items()}
-    base_name, revision = _hub_name_and_revision(base)
+    base_name, revision, origin = None, None, base.run.info.origin
+    if origin is not None and origin.reference.startswith(HUB_PREFIX):
+        # an imported model that was never trained here
+        base_name, revision = parse_hub_reference(origin.reference)
+        revision = origin.revision or revision
+    task_types = {"classification": "SEQ_CLS", "tagging": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
+    if not exportable.has_head:
+        task_types = {"past": "CAUSAL_LM", "source": "SEQ_2_SEQ_LM"}
     config = {
         "peft_type": "LORA",
-        "task_type": _peft_task_type(exportable),
+        "task_type": task_types.get(
+            exportable.recipe.objective.kind if exportable.has_head else exportable.model.reads
+        ),
         "base_model_name_or_path": base_name or BASE_PLACEHOLDER,
         "revision": revision,
         "inference_mode": True,
@@ -61,7 +76,7 @@ def export_peft_adapters(reference: str, output_folder: Path, dtype: ExportDtype
     }
     labels = exportable.config.get("id2label")
     files = {
-        "adapter_config.json": exporting.encode_json(config),
+        "adapter_config.json": exporting.format_json_file(config),
         "README.md": format_adapter_card(adapted, base, base_name, labels).encode(),
         **exportable.serialize_tokenizer(),
     }
@@ -93,52 +108,26 @@ def _convert_lora_adapters(exportable: ExportableRun) -> dict[str, Factors]:
     model = load_trained_model(exportable.base, CPU)
     linears = {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, LoraLinear)}
     adapters = {}
-    for weight in exportable.list_parameter_mappings():
-        if (linear := linears.get(weight.name)) is None:
+    for mapping in exportable.list_parameter_mappings():
+        if (linear := linears.get(mapping.name)) is None:
             continue
         down_RI, up_OR = linear.down_RI.detach(), linear.up_OR.detach()
-        products = weight.layout.split_product(linear.block_diagonal_up(up_OR), down_RI)
+        products = mapping.layout.split_product(linear.block_diagonal_up(up_OR), down_RI)
         # which columns of each `up` any of its rows has, whatever its values
-        used = weight.layout.split_product(linear.block_diagonal_up(torch.ones_like(up_OR)), down_RI)
-        for name, (up, down), (ones, _) in zip(weight.published_names, products, used, strict=True):
+        used = mapping.layout.split_product(linear.block_diagonal_up(torch.ones_like(up_OR)), down_RI)
+        for name, (up, down), (ones, _) in zip(mapping.published_names, products, used, strict=True):
             used_R = ones.any(0)
             if used_R.any():
                 adapters[name.removesuffix(".weight")] = up[:, used_R], down[used_R]
     return adapters
 
 
-def _iterate_head_tensors(exportable: ExportableRun) -> Iterator[tuple[str, Tensor]]:
-    """Iterates over the tensors of a head by the family's names; of models without a head there are none."""
-    weights = exportable.divide_head_by_temperature(exportable.base.checkpoint.load_model())
-    for weight in exportable.list_parameter_mappings() if exportable.has_head else ():
-        if not weight.name.startswith("body."):
-            yield from zip(weight.published_names, weight.layout.split(weights[weight.name]), strict=True)
-
-
-def _hub_name_and_revision(base: Reference) -> tuple[str | None, str | None]:
-    """The name and revision of the base on the Hub, if it is an imported model that was never trained here."""
-    origin = base.run.info.origin
-    if origin is None or not origin.reference.startswith(HUB_PREFIX):
-        return None, None
-    name, revision = parse_hub_reference(origin.reference)
-    return name, origin.revision or revision
-
-
-def _peft_task_type(exportable: ExportableRun) -> str | None:
-    """PEFT's name of the task."""
-    if exportable.has_head:
-        tasks = {"classification": "SEQ_CLS", "tagging": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
-        return tasks[exportable.recipe.objective.kind]
-    return {"past": "CAUSAL_LM", "source": "SEQ_2_SEQ_LM"}.get(exportable.model.reads)
-
-
 def _peft_layer_config(
     exportable: ExportableRun, lora: Lora, adapters: Mapping[str, Factors], head_tensor_names: Collection[str]
 ) -> dict[str, Any]:
     """The keys of adapter_config.json about layers: all have the rank of the recipe but those of several matrices."""
-    weights = exportable.list_parameter_mappings()
-    layouts = {name.removesuffix(".weight"): weight.layout for weight in weights for name in weight.published_names}
-    modules = {name.rpartition(".")[0] for weight in weights for name in weight.published_names}
+    layout_by_name = {name: one.layout for one in exportable.list_parameter_mappings() for name in one.published_names}
+    modules = {name.rpartition(".")[0] for name in layout_by_name}
     modules |= {name.rpartition(".")[0] for name in exportable.constant_tensors()}
     # the number of lmtool's matrices in a published one
     n_joined = {module: down_RI.shape[0] // lora.rank for module, (_, down_RI) in adapters.items()}
@@ -159,7 +148,7 @@ def _peft_layer_config(
         "rank_pattern": ranks,
         "alpha_pattern": alphas,
         "bias": "none",
-        "fan_in_fan_out": any(layouts[module] == TRANSPOSED for module in adapters),
+        "fan_in_fan_out": any(layout_by_name[f"{module}.weight"] == TRANSPOSED for module in adapters),
         "target_modules": _unique_suffixes(adapters, modules),
         "modules_to_save": sorted(saved) or None,
     }

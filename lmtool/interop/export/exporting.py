@@ -55,7 +55,8 @@ class ExportableRun(FamilyRepresentation):
     base: Reference
 
     @cached_property
-    def _weights(self) -> Mapping[str, Tensor]:
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights by lmtool's names, with adapters merged, as they are published."""
         return self.divide_head_by_temperature(read_merged_weights(self.base))
 
     @cached_property
@@ -71,14 +72,9 @@ class ExportableRun(FamilyRepresentation):
 
     def iterate_published_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Iterates over all tensors by the family's names."""
-        for weight in self.list_parameter_mappings():
-            yield from zip(weight.published_names, weight.layout.split(self._weights[weight.name]), strict=True)
+        for mapping in self.list_parameter_mappings():
+            yield from zip(mapping.published_names, mapping.layout.split(self.weights[mapping.name]), strict=True)
         yield from self.constant_tensors().items()
-
-    def iterate_separate_head(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterates over the tensors of a head in a file of its own, by lmtool's names."""
-        if self.has_separate_head:
-            yield from ((name, self._weights[name]) for name in self._weights if not name.startswith("body."))
 
     @property
     def is_generative(self) -> bool:
@@ -107,7 +103,10 @@ class ExportableRun(FamilyRepresentation):
         tokenizer, prompt_format = self.base.tokenizer, self.prompt_format
         published = tokenizer.published
         tokenizer_json = tokenizer.to_json()
-        if published is None or (self.has_head and not _matches_published_template(prompt_format)):
+        frame = (prompt_format.before, prompt_format.between, prompt_format.after)
+        # whether the template of a published tokenizer frames two texts as in training
+        is_framed = (prompt_format.reads == "both" or prompt_format.after) and tokenizer.roles.template == frame
+        if published is None or (self.has_head and not is_framed):
             inner = Inner.from_str(tokenizer_json)
             if (template := _build_row_template(prompt_format, self.recipe, inner, as_prompt)) is not None:
                 inner.post_processor = template
@@ -123,8 +122,8 @@ class ExportableRun(FamilyRepresentation):
         }
         files = {
             TOKENIZER_FILE: tokenizer_json.encode(),
-            TOKENIZER_CONFIG_FILE: encode_json(settings),
-            "special_tokens_map.json": encode_json(roles),
+            TOKENIZER_CONFIG_FILE: format_json_file(settings),
+            "special_tokens_map.json": format_json_file(roles),
         }
         variables = {role: text for role, text in roles.items() if role in ("bos_token", "eos_token")}
         chat_template = _build_chat_template(prompt_format, variables)
@@ -156,7 +155,7 @@ def prepare_export(
 def _build_round_trip_metadata(form: FamilyRepresentation) -> dict[str, Any]:
     """Builds the entry of a configuration from which an import restores what other keys do not say. It may be empty."""
     recipe, note = form.recipe, dict[str, Any]()
-    names = {name for weight in form.list_parameter_mappings() for name in weight.published_names}
+    names = {name for mapping in form.list_parameter_mappings() for name in mapping.published_names}
     published = form.family.read_recipe_from_config(StrictConfigReader(form.config, CONFIG_FILE, names))
     if published["model"]["context"] != recipe.model.context:
         note["context"] = recipe.model.context
@@ -184,13 +183,23 @@ def export(
     weights = {
         name: cast_checking_overflow(name, tensor, dtype) for name, tensor in exportable.iterate_published_tensors()
     }
-    files = {CONFIG_FILE: encode_json(exportable.config), **exportable.serialize_tokenizer()}
+    files = {CONFIG_FILE: format_json_file(exportable.config), **exportable.serialize_tokenizer()}
     files["README.md"] = format_model_card(exportable.base, exportable).encode()
     if exportable.is_generative:
-        files[GENERATION_FILE] = encode_json(_generation_config(exportable))
+        # what starts and ends a text
+        ids, starts = exportable.special_token_ids(), exportable.base.tokenizer.roles.starts
+        if len(ends := exportable.eos_token_ids()) > 1:
+            ids["eos_token_id"] = ends
+        if len(starts) > 1 and exportable.model.reads == "source":
+            ids["forced_bos_token_id"] = starts[1]
+        files[GENERATION_FILE] = format_json_file(ids)
     if isinstance(exportable.recipe.objective, Embedding):
         files |= _sentence_transformers_files(exportable.recipe.objective, exportable.model)
-    head = {name: cast_checking_overflow(name, tensor, dtype) for name, tensor in exportable.iterate_separate_head()}
+    head = {
+        name: cast_checking_overflow(name, exportable.weights[name], dtype)
+        for name in (exportable.weights if exportable.has_separate_head else ())
+        if not name.startswith("body.")
+    }
     with atomic_output_folder(folder) as new:
         _write_weights(new, weights, max_shard_bytes)
         if head:
@@ -211,9 +220,9 @@ def _sentence_transformers_files(spec: Embedding, model: Transformer) -> dict[st
     modes = {key: pooling == spec.pool for key, pooling in POOLING_KEYS.items()}
     return {
         MODULES_FILE: json.dumps(modules, indent=2).encode() + b"\n",
-        "1_Pooling/config.json": encode_json({"word_embedding_dimension": model.d_model, **modes}),
-        "config_sentence_transformers.json": encode_json({"prompts": {}, "similarity_fn_name": "cosine"}),
-        LENGTH_FILE: encode_json({"max_seq_length": model.context, "do_lower_case": False}),
+        "1_Pooling/config.json": format_json_file({"word_embedding_dimension": model.d_model, **modes}),
+        "config_sentence_transformers.json": format_json_file({"prompts": {}, "similarity_fn_name": "cosine"}),
+        LENGTH_FILE: format_json_file({"max_seq_length": model.context, "do_lower_case": False}),
     }
 
 
@@ -262,23 +271,6 @@ def export_gguf_and_modelfile(reference: str, file: Path, quantization: Quantiza
         write_gguf(file, architecture, values | note, dict(exportable.iterate_published_tensors()), quantization)
         durable.write_new_file(modelfile, modelfile_text.encode())
     return exportable
-
-
-def _generation_config(exportable: ExportableRun) -> dict[str, Any]:
-    """generation_config.json: what starts and ends a text."""
-    ids, starts = exportable.special_token_ids(), exportable.base.tokenizer.roles.starts
-    if len(ends := exportable.eos_token_ids()) > 1:
-        ids["eos_token_id"] = ends
-    if len(starts) > 1 and exportable.model.reads == "source":
-        ids["forced_bos_token_id"] = starts[1]
-    return ids
-
-
-def _matches_published_template(prompt_format: PromptFormat) -> bool:
-    """Whether the template of a published tokenizer frames two texts as in training."""
-    template = prompt_format.tokenizer.roles.template
-    ends = prompt_format.reads == "both" or prompt_format.after
-    return bool(ends) and template == (prompt_format.before, prompt_format.between, prompt_format.after)
 
 
 def _build_chat_template(prompt_format: PromptFormat, template_variables: Mapping[str, str]) -> str | None:
@@ -332,7 +324,7 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_shard_bytes:
         write_safetensors(folder / file, {name: weights[name] for name in names})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        durable.write_new_file(folder / INDEX_FILE, encode_json(index))
+        durable.write_new_file(folder / INDEX_FILE, format_json_file(index))
 
 
 def write_safetensors(file: Path, weights: Mapping[str, Tensor]) -> None:
@@ -340,6 +332,6 @@ def write_safetensors(file: Path, weights: Mapping[str, Tensor]) -> None:
     durable.write_new_file(file, tensors.serialize_safetensors(weights, {"format": "pt"}))
 
 
-def encode_json(content: Mapping[str, Any]) -> bytes:
+def format_json_file(content: Mapping[str, Any]) -> bytes:
     """Encodes the content of a JSON file."""
     return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -57,9 +57,9 @@ class FamilyRepresentation:
 
     def list_parameter_mappings(self) -> list[ParameterMapping]:
         """Maps the tensors of the run to those of the family."""
-        weights = self.family.list_parameter_mappings(self.model, self._published_objective)
+        mappings = self.family.list_parameter_mappings(self.model, self._published_objective)
         body = "body." if self.has_separate_head else ""
-        return [replace(weight, name=f"{body}{weight.name}") for weight in weights]
+        return [replace(mapping, name=f"{body}{mapping.name}") for mapping in mappings]
 
     def constant_tensors(self) -> dict[str, Tensor]:
         """The tensors that files of the family hold besides the weights."""
@@ -97,15 +97,15 @@ def find_representation(
     families = sorted(
         (GGUF_FAMILIES if is_gguf else FAMILIES).values(), key=lambda one: one.model_type != preferred_model_type
     )
-    found, obstacles = _find_first_expressing_family(families, model, recipe.objective, tokenizer.pad_id)
-    if found:
-        return FamilyRepresentation(recipe, *found)
+    found, obstacles = _find_first_expressing_family(families, recipe, recipe.objective, tokenizer.pad_id)
+    if found is not None:
+        return found
     if isinstance(recipe.objective, HeadSpec):
         head_obstacles = obstacles
-        found, obstacles = _find_first_expressing_family(families, model, BODY_OBJECTIVE, tokenizer.pad_id)
-        if found:
+        found, obstacles = _find_first_expressing_family(families, recipe, BODY_OBJECTIVE, tokenizer.pad_id)
+        if found is not None:
             reasons = head_obstacles[found.family.model_type].items()
-            return FamilyRepresentation(recipe, *found, ", ".join(f"{key} ({reason})" for key, reason in reasons))
+            return replace(found, head_obstacles=", ".join(f"{key} ({reason})" for key, reason in reasons))
     fix = "docs/serve.md lists what can be exported; the keys named here stand in the way"
     if is_gguf:
         fix = f"{USE_DIRECTORY_FIX}, or train one with other values of these keys: docs/serve.md"
@@ -126,25 +126,22 @@ Obstacles = dict[str, dict[str, str]]
 """The reasons why families cannot express a recipe, by `model_type` and the key of the recipe."""
 
 
-class _ExpressedModel(NamedTuple):
-    """A family that can express a model, and the configuration of the model there."""
-
-    family: Family
-    config: dict[str, Any]
-
-
 def _find_first_expressing_family(
-    families: Sequence[Family], model: Transformer, objective: AnyObjective, pad_id: int
-) -> tuple[_ExpressedModel | None, Obstacles]:
-    """Finds the first family that can express a model, and the obstacles in those before it."""
+    families: Sequence[Family], recipe: Recipe, objective: AnyObjective, pad_id: int
+) -> tuple[FamilyRepresentation | None, Obstacles]:
+    """Expresses the model of a recipe, with this objective, in the first family that can.
+
+    Also returns the obstacles in the families before it; in all, with None, if none can.
+    """
+    assert isinstance(recipe.model, Transformer)
     obstacles: Obstacles = {}
     for family in families:
         try:
-            config = family.build_verified_config(model, objective)
+            config = family.build_verified_config(recipe.model, objective)
             if config.get("pad_token_id") not in (None, pad_id):
                 reason = "it follows from the id of the padding token there"
                 raise InexpressibleRecipe({"model.position.offset": reason})
-            return _ExpressedModel(family, config), obstacles
+            return FamilyRepresentation(recipe, family, config), obstacles
         except InexpressibleRecipe as error:
             if error.key != "model.shape":
                 obstacles[family.model_type] = error.obstacles

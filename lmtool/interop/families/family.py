@@ -26,7 +26,7 @@ from lmtool.interop.families.layouts import (
     Layout,
     ParameterMapping,
     make_concatenated_layout,
-    rescaled,
+    make_rescaled_layout,
 )
 from lmtool.interop.families.rules import HEAD_OBJECTIVES, InexpressibleRecipe, KeyRule, RecipeValues
 from lmtool.model.heads import resolve_pooling
@@ -158,7 +158,7 @@ class Family:
         config.ignore_keys("is_decoder", "cross_attention_hidden_size", "sentence_transformers", *self.ignored)
         values = {"kind": "transformer", "shape": self.shape, **self.fixed, "objective.kind": head.objective}
         values |= head.fixed
-        for key, rule in self._rules_for(head):
+        for key, rule in self._iterate_rules_with_head(head):
             rule.read_key(config, key, values)
         model: dict[str, Any] = {"objective": {}}
         for dotted_key, value in values.items():
@@ -191,7 +191,7 @@ class Family:
             names = {"architectures": [self.class_prefix + head.class_suffix], "model_type": self.model_type}
             config = {**names, "vocab_size": model.vocab_size}
         try:
-            for key, rule in self._rules_for(head):
+            for key, rule in self._iterate_rules_with_head(head):
                 config |= rule.write_key(nearest, key, unsupported)
             found = flatten_recipe_with_defaults(*self._read_config_back(config, model, objective))
             for key, value in _iterate_output_differences(wanted, found, isinstance(objective, Embedding)):
@@ -214,16 +214,25 @@ class Family:
 
         An objective with a head has those of the head and, named `body.`, of its model, whose own head is not read.
         """
-        head, body = self.find_head(model, objective), "body." if isinstance(objective, HeadSpec) else ""
-        parameters, weights = {*_first_two_layers_parameter_names(model), *_head_parameter_names(model, objective)}, []
+        head, body, mappings = self.find_head(model, objective), "", []
+        parameters = {*_first_two_layers_parameter_names(model)}
+        if isinstance(objective, HeadSpec):
+            body = "body."
+            parameters |= {"head.weight", "dense.weight", "dense_norm.weight"}
+            biases = {
+                "dense": model.bias,
+                "dense_norm": _norm_has_bias(model),
+                "head": getattr(objective, "bias", True),
+            }
+            parameters |= {f"{name}.bias" for name, has_bias in biases.items() if has_bias}
         for module in self._iterate_module_mappings(model, head):
             stored = [self._to_stored_name(name, model.n_layers) for name in module.published_names]
-            for kind in ("", ".weight", ".bias"):
-                if f"{module.name_in_first_layers}{kind}" in parameters and None not in stored:
-                    layout = self._choose_layout(model, objective, f"{module.name}{kind}", len(stored))
-                    name = f"{'' if module.name in head.modules else body}{module.name}{kind}"
-                    weights.append(ParameterMapping(name, tuple(f"{one}{kind}" for one in stored), layout))
-        return weights
+            for suffix in ("", ".weight", ".bias"):
+                if f"{module.name_in_first_layers}{suffix}" in parameters and None not in stored:
+                    layout = self._choose_layout(model, objective, f"{module.name}{suffix}", len(stored))
+                    name = f"{'' if module.name in head.modules else body}{module.name}{suffix}"
+                    mappings.append(ParameterMapping(name, tuple(f"{one}{suffix}" for one in stored), layout))
+        return mappings
 
     def constant_tensors(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
         """The tensors that files hold besides the weights."""
@@ -257,7 +266,7 @@ class Family:
         )
         return stored
 
-    def _rules_for(self, head: PublishedHead) -> Iterator[tuple[str, KeyRule]]:
+    def _iterate_rules_with_head(self, head: PublishedHead) -> Iterator[tuple[str, KeyRule]]:
         """The rules of the head, in place of the family's or before them."""
         more = {key: rule for key, rule in head.config.items() if key not in self.config}
         yield from {**more, **self.config, **head.config}.items()
@@ -266,7 +275,7 @@ class Family:
         self, config: dict[str, Any], model: Transformer, objective: AnyObjective
     ) -> tuple[Transformer, AnyObjective]:
         """Reads a built configuration again. Returns the model and objective that it gives."""
-        names = {name for weight in self.list_parameter_mappings(model, objective) for name in weight.published_names}
+        names = {name for one in self.list_parameter_mappings(model, objective) for name in one.published_names}
         names |= {*self.find_head(model, objective).required_tensors()}
         try:
             recipe = self.read_recipe_from_config(StrictConfigReader(config, "config.json", names))
@@ -318,7 +327,8 @@ class Family:
             layout = make_concatenated_layout(get_fused_part_widths(model, parameter_name)[-n_published_tensors:])
         number = objective if isinstance(objective, Classification) and objective.task == "number" else None
         if number and parameter_name in ("head.weight", "head.bias") and (number.center, number.scale) != (0.0, 1.0):
-            layout = rescaled(number.scale or 1.0, (number.center or 0.0) if parameter_name == "head.bias" else 0.0)
+            shift = (number.center or 0.0) if parameter_name == "head.bias" else 0.0
+            layout = make_rescaled_layout(number.scale or 1.0, shift)
         rearranged = (
             make(model, layout) for pattern, make in self.layouts.items() if re.search(pattern, parameter_name)
         )
@@ -349,14 +359,6 @@ def _first_two_layers_parameter_names(model: Transformer) -> frozenset[str]:
         return frozenset(build_on_meta(first_layers, model.vocab_size).state_dict())
     except (RuntimeError, TypeError) as error:
         raise InexpressibleRecipe({"model": "larger than what any program could hold"}) from error
-
-
-def _head_parameter_names(model: Transformer, objective: AnyObjective) -> Iterator[str]:
-    """The names of the parameters of a head on the model."""
-    if isinstance(objective, HeadSpec):
-        yield from ("head.weight", "dense.weight", "dense_norm.weight")
-        yield from ["dense.bias"] * model.bias + ["dense_norm.bias"] * bool(_norm_has_bias(model))
-        yield from ["head.bias"] * getattr(objective, "bias", True)
 
 
 # What a recipe means

@@ -71,7 +71,7 @@ WITH_ZERO_ROW = Layout(_first_if_second_is_zero, lambda table: [table, table.new
 """A table of one row of zeros follows the tensor (segments, of a recipe without any)."""
 
 
-def rescaled(scale: float, shift: float = 0.0) -> Layout:
+def make_rescaled_layout(scale: float, shift: float = 0.0) -> Layout:
     """The published tensor is the parameter times `scale`, plus `shift`; inverse up to rounding."""
     return _make_one_to_one_layout(lambda tensor: (tensor - shift) / scale, lambda parameter: parameter * scale + shift)
 
@@ -124,17 +124,17 @@ def _make_axis_swap_layout(axis_sizes: Sequence[int], first_axis: int, dim: int 
     )
 
 
-def interleaved_by_head(n_heads: int) -> Layout:
+def make_head_interleaved_layout(n_heads: int) -> Layout:
     """Query, key and value of each head stand together (GPT-NeoX, BLOOM); the parameter has all queries first."""
     return _make_axis_swap_layout((n_heads, 3, -1), 0)
 
 
-def rotary_pairs(n_heads: int) -> Layout:
+def make_rotary_pairs_layout(n_heads: int) -> Layout:
     """Components that rotate together are neighbours (llama.cpp's Llama); in the parameter, halves of a head."""
     return _make_axis_swap_layout((n_heads, -1, 2), 1)
 
 
-def even_entries_first(dim: int, layout: Layout) -> Layout:
+def make_even_entries_first_layout(dim: int, layout: Layout) -> Layout:
     """The even entries of a dimension of the parameter come before the odd ones; all else is as in `layout`."""
     return _make_axis_swap_layout((1, 2, -1), 1, dim, layout)
 

@@ -46,22 +46,25 @@ def _deinterleaved_sinusoid_layout(dim: int) -> LayoutFactory:
 
     def rearrange(model: Transformer, layout: layouts.Layout) -> layouts.Layout:
         is_alternating = isinstance(model.position, SinusoidalPosition) and model.position.layout == "alternating"
-        return layouts.even_entries_first(dim, layout) if is_alternating else layout
+        return layouts.make_even_entries_first_layout(dim, layout) if is_alternating else layout
 
     return rearrange
 
 
-def _pair_rotary(model: Transformer, layout: layouts.Layout) -> layouts.Layout:
-    pairs = layouts.rotary_pairs(model.n_heads), layouts.rotary_pairs(model.n_kv_heads or model.n_heads)
+def _make_rotary_qkv_layout(model: Transformer, layout: layouts.Layout) -> layouts.Layout:
+    pairs = (
+        layouts.make_rotary_pairs_layout(model.n_heads),
+        layouts.make_rotary_pairs_layout(model.n_kv_heads or model.n_heads),
+    )
     return layouts.make_concatenated_layout(get_fused_part_widths(model, "qkv"), (*pairs, layouts.SAME))
 
 
 LAYOUTS: Mapping[str, LayoutFactory] = {
     "transposed": lambda model, layout: layouts.TRANSPOSED,
-    "by head": lambda model, layout: layouts.interleaved_by_head(model.n_heads),
+    "by head": lambda model, layout: layouts.make_head_interleaved_layout(model.n_heads),
     "row": lambda model, layout: layouts.AS_ROW,
-    "plus one": lambda model, layout: layouts.rescaled(1.0, 1.0),
-    "rotary pairs": _pair_rotary,
+    "plus one": lambda model, layout: layouts.make_rescaled_layout(1.0, 1.0),
+    "rotary pairs": _make_rotary_qkv_layout,
     "halves of outputs": _deinterleaved_sinusoid_layout(0),
     "halves of inputs": _deinterleaved_sinusoid_layout(1),
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from mmap import mmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class _MalformedFile(Exception):
 class StoredTensor:
     """Where a tensor is stored. shape: outermost dimension first. start, end: in bytes from the start of the file."""
 
-    kind: GGMLQuantizationType
+    type: GGMLQuantizationType
     shape: tuple[int, ...]
     start: int
     end: int
@@ -66,7 +66,7 @@ class StoredTensor:
     @property
     def dtype(self) -> torch.dtype:
         """Of the values as they are read: float32 for quantized ones."""
-        return _FLOAT_DTYPES.get(self.kind, torch.float32)
+        return _FLOAT_DTYPES.get(self.type, torch.float32)
 
 
 class GgufContainer:
@@ -103,34 +103,25 @@ class GgufContainer:
         """Reads a tensor and dequantizes it; the memory in use is that of this tensor."""
         stored = self.tensors[name]
         content = np.frombuffer(self._bytes, np.uint8, stored.end - stored.start, stored.start)
-        if stored.kind in _FLOAT_DTYPES:
+        if stored.type in _FLOAT_DTYPES:
             return torch.from_numpy(content.copy()).view(stored.dtype).view(stored.shape)
         rows = content.reshape(math.prod(stored.shape[:-1]), -1)
         values = np.empty((len(rows), stored.shape[-1]), np.float32)
         with np.errstate(all="ignore"):  # damaged scales give infinities, as damaged floats do
             for start in range(0, len(rows), DEQUANTIZED_ROWS):
                 part = slice(start, start + DEQUANTIZED_ROWS)
-                values[part] = dequantize(rows[part], stored.kind)
+                values[part] = dequantize(rows[part], stored.type)
         return torch.from_numpy(values).view(stored.shape)
 
     def has_equal_tensors(self, first: str, second: str) -> bool:
         """Whether two tensors are equal byte for byte. The first bytes of unequal ones mostly differ."""
         a, b = self.tensors[first], self.tensors[second]
         step, length = 1 << 20, a.end - a.start
-        return (a.kind, a.shape) == (b.kind, b.shape) and all(
+        return (a.type, a.shape) == (b.type, b.shape) and all(
             self._bytes[a.start + at : a.start + min(at + step, length)]
             == self._bytes[b.start + at : b.start + min(at + step, length)]
             for at in range(0, length, step)
         )
-
-
-class _TensorInfo(NamedTuple):
-    """What a header says of a tensor. shape: outermost dimension first. offset: in bytes from the first tensor."""
-
-    name: str
-    raw_kind: int
-    shape: tuple[int, ...]
-    offset: int
 
 
 class _HeaderReader:
@@ -152,61 +143,57 @@ class _HeaderReader:
             if key in values:
                 raise _MalformedFile(f"the key {printable_repr(key, 80)} is there twice")
             values[key] = self._read_value(self._read_value_type())
-        infos = [self._read_tensor_info() for _ in range(n_tensors)]
+        infos = []
+        for _ in range(n_tensors):
+            name, n_dims = self._read_text(), self._read_number("<I")
+            if n_dims > 4:
+                raise _MalformedFile(f"the tensor {printable_repr(name, 80)} has {n_dims} dimensions")
+            # the file has the innermost dimension first
+            shape = tuple(self._read_number("<Q") for _ in range(n_dims))[::-1]
+            type_number, offset = self._read_number("<I"), self._read_number("<Q")
+            infos.append((name, type_number, shape, offset))
         alignment = values.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise _MalformedFile("general.alignment is not a power of two")
         base = -(-self._at // alignment) * alignment
         tensors: dict[str, StoredTensor] = {}
-        for name, raw_kind, shape, offset in infos:
+        for name, type_number, shape, offset in infos:
+            shown = f"the tensor {printable_repr(name, 80)}"
             if name in tensors:
-                raise _MalformedFile(f"the tensor {printable_repr(name, 80)} is there twice")
-            kind = _find_readable_tensor_type(raw_kind)
-            if kind is None:
-                raise _MalformedFile(
-                    f"the tensor {printable_repr(name, 80)} is of type {raw_kind}, which cannot be dequantized"
-                )
-            block, size = GGML_QUANT_SIZES[kind]
+                raise _MalformedFile(f"{shown} is there twice")
+            tensor_type = _find_readable_tensor_type(type_number)
+            if tensor_type is None:
+                raise _MalformedFile(f"{shown} is of type {type_number}, which cannot be dequantized")
+            block, size = GGML_QUANT_SIZES[tensor_type]
             if min(shape, default=0) < 1 or shape[-1] % block or offset % alignment:
-                raise _MalformedFile(f"the tensor {printable_repr(name, 80)} has an impossible shape or offset")
+                raise _MalformedFile(f"{shown} has an impossible shape or offset")
             end = base + offset + math.prod(shape) // block * size
             if end > len(self._content):
-                raise _MalformedFile(
-                    f"the tensor {printable_repr(name, 80)} ends at byte {end} of {len(self._content)}"
-                )
-            tensors[name] = StoredTensor(kind, shape, base + offset, end)
+                raise _MalformedFile(f"{shown} ends at byte {end} of {len(self._content)}")
+            tensors[name] = StoredTensor(tensor_type, shape, base + offset, end)
         return values, tensors
 
-    def _read_tensor_info(self) -> _TensorInfo:
-        """Reads what is said of a tensor; the file has the innermost dimension first."""
-        name = self._read_text()
-        n_dims = self._read_number("<I")
-        if n_dims > 4:
-            raise _MalformedFile(f"the tensor {printable_repr(name, 80)} has {n_dims} dimensions")
-        shape = tuple(self._read_number("<Q") for _ in range(n_dims))[::-1]
-        return _TensorInfo(name, self._read_number("<I"), shape, self._read_number("<Q"))
-
-    def _read_value(self, kind: GGUFValueType) -> Any:
-        if kind is GGUFValueType.STRING:
+    def _read_value(self, value_type: GGUFValueType) -> Any:
+        if value_type is GGUFValueType.STRING:
             return self._read_text()
-        if kind is GGUFValueType.FLOAT32:
+        if value_type is GGUFValueType.FLOAT32:
             return float(str(np.float32(self._read_number("<f"))))
-        if kind is not GGUFValueType.ARRAY:
-            return self._read_number(_NUMBER_CODES[kind])
-        item_kind = self._read_value_type()
-        if item_kind is GGUFValueType.STRING:
+        if value_type is not GGUFValueType.ARRAY:
+            return self._read_number(_NUMBER_CODES[value_type])
+        item_type = self._read_value_type()
+        if item_type is GGUFValueType.STRING:
             return [self._read_text() for _ in range(self._read_count(8))]
-        if item_kind is GGUFValueType.ARRAY:
+        if item_type is GGUFValueType.ARRAY:
             raise _MalformedFile("it holds a list of lists")
-        dtype = np.dtype(_NUMBER_CODES[item_kind])
+        dtype = np.dtype(_NUMBER_CODES[item_type])
         return np.frombuffer(self._read_bytes(self._read_count(dtype.itemsize) * dtype.itemsize), dtype)
 
     def _read_value_type(self) -> GGUFValueType:
-        raw_kind = self._read_number("<I")
+        type_number = self._read_number("<I")
         try:
-            return GGUFValueType(raw_kind)
+            return GGUFValueType(type_number)
         except ValueError as error:
-            raise _MalformedFile(f"it holds a value of type {raw_kind}") from error
+            raise _MalformedFile(f"it holds a value of type {type_number}") from error
 
     def _read_count(self, min_item_bytes: int) -> int:
         """Reads the number of items that follow, of at least `min_item_bytes` each."""
@@ -232,12 +219,12 @@ class _HeaderReader:
 
 
 @cache
-def _find_readable_tensor_type(raw_kind: int) -> GGMLQuantizationType | None:
+def _find_readable_tensor_type(type_number: int) -> GGMLQuantizationType | None:
     """Finds a type of tensors by its number; None when its values cannot be read."""
     try:
-        kind = GGMLQuantizationType(raw_kind)
-        if kind not in _FLOAT_DTYPES:
-            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        tensor_type = GGMLQuantizationType(type_number)
+        if tensor_type not in _FLOAT_DTYPES:
+            dequantize(np.zeros((1, GGML_QUANT_SIZES[tensor_type][1]), np.uint8), tensor_type)
     except (ValueError, KeyError, NotImplementedError):
         return None
-    return kind
+    return tensor_type

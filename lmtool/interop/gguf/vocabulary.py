@@ -104,11 +104,13 @@ def read_gguf_tokenizer(
     tokens: list[str] = list(config.read("tokenizer.ggml.tokens", list))
     model = config.read("tokenizer.ggml.model", str)
     special = _read_special_ids(config, len(tokens), model)
-    kinds = _read_numbers_per_token(config, "tokenizer.ggml.token_type", len(tokens)) or [int(TokenType.NORMAL)] * len(
-        tokens
-    )
+    token_types = _read_numbers_per_token(config, "tokenizer.ggml.token_type", len(tokens))
+    token_types = token_types or [int(TokenType.NORMAL)] * len(tokens)
     if architecture == "gemma":
-        _convert_space_runs_to_sentencepiece_(tokens, kinds)
+        # tokens of several spaces become ordinary tokens with merges, as in Gemma's own tokenizer
+        for n, token in enumerate(tokens):
+            if len(token) > 1 and not token.strip(" "):
+                tokens[n], token_types[n] = SENTENCEPIECE_SPACE * len(token), int(TokenType.NORMAL)
     n_different = len(set(tokens))
     if len(tokens) > vocab_size or n_different < len(tokens):
         what = f"it has {len(tokens)} tokens, {n_different} different ones, and {vocab_size} embeddings"
@@ -118,14 +120,14 @@ def read_gguf_tokenizer(
             preset = _read_pre_tokenizer_preset(config)
             document, adds_bos = _build_byte_level_json(config, tokens, preset), preset.adds_bos
         case "llama":
-            document, adds_bos = _build_sentencepiece_json(config, tokens, kinds, special, architecture), True
+            document, adds_bos = _build_sentencepiece_json(config, tokens, token_types, special, architecture), True
         case _:
             raise config.import_error(f"its tokenizer is {printable(model)[:40]}, not gpt2 or llama")
     marked = {special[role] for role in ("bos", "eos", "unknown") if role in special}
     document["added_tokens"] = [
-        {"id": n, "content": token, **_TOKEN_FLAGS, "special": kind == TokenType.CONTROL or n in marked}
-        for n, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if token and (kind in (TokenType.CONTROL, TokenType.USER_DEFINED) or n in marked)
+        {"id": n, "content": token, **_TOKEN_FLAGS, "special": token_type == TokenType.CONTROL or n in marked}
+        for n, (token, token_type) in enumerate(zip(tokens, token_types, strict=True))
+        if token and (token_type in (TokenType.CONTROL, TokenType.USER_DEFINED) or n in marked)
     ]
     before = _read_token_added_to_texts(config, "bos", tokens, special, adds_bos)
     after = _read_token_added_to_texts(config, "eos", tokens, special, False)
@@ -174,14 +176,6 @@ def _read_numbers_per_token(config: StrictConfigReader, key: str, n_tokens: int)
     return numbers
 
 
-def _convert_space_runs_to_sentencepiece_(tokens: list[str], kinds: list[int]) -> None:
-    """Converts tokens of several spaces to ordinary tokens with merges, as in Gemma's own tokenizer, in place."""
-    for n, token in enumerate(tokens):
-        if len(token) > 1 and not token.strip(" "):
-            tokens[n] = SENTENCEPIECE_SPACE * len(token)
-            kinds[n] = int(TokenType.NORMAL)
-
-
 def _read_pre_tokenizer_preset(config: StrictConfigReader) -> _PreTokenizerPreset:
     """Reads the preset that `tokenizer.ggml.pre` names. Raises CheckpointError for an unknown name."""
     name = config.read("tokenizer.ggml.pre", str, "default")
@@ -207,7 +201,7 @@ def _build_byte_level_json(
 def _build_sentencepiece_json(
     config: StrictConfigReader,
     tokens: Sequence[str],
-    kinds: Sequence[int],
+    token_types: Sequence[int],
     special_ids: Mapping[str, int],
     architecture: str,
 ) -> TokenizerJson:
@@ -216,7 +210,7 @@ def _build_sentencepiece_json(
     if scores is None or not all(type(score) is float for score in scores):
         raise config.import_error("tokenizer.ggml.scores is not a list of floats")
     unknown = tokens[special_ids["unknown"]] if "unknown" in special_ids else None
-    merges = infer_bpe_merges(tokens, kinds, scores, architecture)
+    merges = infer_bpe_merges(tokens, token_types, scores, architecture)
     adds_prefix = config.read("tokenizer.ggml.add_space_prefix", bool, True)
     return {
         "normalizer": _PREFIX_SPACE if adds_prefix else _REPLACE_SPACES,
@@ -227,13 +221,13 @@ def _build_sentencepiece_json(
 
 
 def infer_bpe_merges(
-    tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float], architecture: str
+    tokens: Sequence[str], token_types: Sequence[int], scores: Sequence[float], architecture: str
 ) -> list[list[str]]:
     """Infers all ways to make an ordinary token of two, best score first; of Gemma in the order of the tokens.
 
-    Tokens of other kinds are neither parts nor results, so that text spells no control token.
+    Tokens of other types are neither parts nor results, so that text spells no control token.
     """
-    normal = {token: n for n, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == TokenType.NORMAL}
+    normal = {tokens[n]: n for n, token_type in enumerate(token_types) if token_type == TokenType.NORMAL}
     ranked = []
     for token, n in normal.items():
         cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
@@ -282,13 +276,14 @@ def convert_tokenizer_to_gguf_keys(
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model[key]:
             raise inexpressible_error(f"model.{key}", str(model[key]))
-    tokens, kinds = _list_tokens_and_types(document, vocab_size)
+    tokens, token_types = _list_tokens_and_types(document, vocab_size)
     if architecture == "gemma":
-        rows = zip(tokens, kinds, strict=True)
-        tokens = [t.replace(SENTENCEPIECE_SPACE, " ") if kind == TokenType.USER_DEFINED else t for t, kind in rows]
-    values: dict[str, Any] = {"tokens": tokens, "token_type": kinds}
+        for n, token_type in enumerate(token_types):
+            if token_type == TokenType.USER_DEFINED:
+                tokens[n] = tokens[n].replace(SENTENCEPIECE_SPACE, " ")
+    values: dict[str, Any] = {"tokens": tokens, "token_type": token_types}
     if model["byte_fallback"]:
-        values |= _convert_sentencepiece_to_gguf_keys(document, tokens, kinds, architecture)
+        values |= _convert_sentencepiece_to_gguf_keys(document, tokens, token_types, architecture)
     else:
         values |= {"model": "gpt2", "pre": _find_pre_tokenizer_preset(document).names[0], "add_space_prefix": False}
         values["merges"] = [" ".join(merge) for merge in model["merges"]]
@@ -314,16 +309,16 @@ def _list_tokens_and_types(document: TokenizerJson, vocab_size: int) -> tuple[li
     for token in document["added_tokens"]:
         if token["single_word"] or token["lstrip"] or token["rstrip"]:
             raise inexpressible_error("added_tokens", f"{token['content']!r}, which takes in what is around it")
-        kind = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
-        by_id[token["id"]] = (token["content"], int(kind))
+        token_type = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
+        by_id[token["id"]] = (token["content"], int(token_type))
     if model["byte_fallback"]:
         by_id |= {n: (token, int(TokenType.BYTE)) for n, (token, _) in by_id.items() if _BYTE_TOKEN.fullmatch(token)}
         by_id |= {n: (token, int(TokenType.UNKNOWN)) for n, (token, _) in by_id.items() if token == model["unk_token"]}
     if max(by_id, default=0) >= vocab_size:
         raise inexpressible_error("vocab_size", f"{vocab_size}, less than the tokenizer has")
     unused = int(TokenType.UNUSED)
-    tokens, kinds = zip(*(by_id.get(n, (f"[PAD{n}]", unused)) for n in range(vocab_size)), strict=True)
-    return list(tokens), list(kinds)
+    tokens, token_types = zip(*(by_id.get(n, (f"[PAD{n}]", unused)) for n in range(vocab_size)), strict=True)
+    return list(tokens), list(token_types)
 
 
 def _find_pre_tokenizer_preset(document: TokenizerJson) -> _PreTokenizerPreset:
@@ -342,15 +337,14 @@ def _find_pre_tokenizer_preset(document: TokenizerJson) -> _PreTokenizerPreset:
 
 def _drop_trim_offsets(tokenizer_part: Any) -> Any:
     """Drops, at every level, an option that only changes the offsets of tokens in the text."""
-
-    def drop_offsets(entries: TokenizerJson) -> TokenizerJson:
-        return {key: value for key, value in entries.items() if key != "trim_offsets"}
-
-    return json.loads(json.dumps(tokenizer_part), object_hook=drop_offsets)
+    return json.loads(
+        json.dumps(tokenizer_part),
+        object_pairs_hook=lambda pairs: {key: value for key, value in pairs if key != "trim_offsets"},
+    )
 
 
 def _convert_sentencepiece_to_gguf_keys(
-    document: TokenizerJson, tokens: Sequence[str], kinds: Sequence[int], architecture: str
+    document: TokenizerJson, tokens: Sequence[str], token_types: Sequence[int], architecture: str
 ) -> dict[str, Any]:
     """Returns the scores of tokens, and other values of a GGUF file. Raises UsageError for inexpressible merges."""
     normalizer, split = document["normalizer"], document["pre_tokenizer"]
@@ -360,7 +354,7 @@ def _convert_sentencepiece_to_gguf_keys(
         adds_prefix = normalizer == _PREFIX_SPACE
     else:
         raise inexpressible_error("normalizer", json.dumps(normalizer))
-    ordinary = {token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.NORMAL}
+    ordinary = {token for token, token_type in zip(tokens, token_types, strict=True) if token_type == TokenType.NORMAL}
     merges = [merge for merge in document["model"]["merges"] if {*merge, "".join(merge)} <= ordinary]
     rank: dict[str, int] = {}
     for left, right in merges:
@@ -369,7 +363,7 @@ def _convert_sentencepiece_to_gguf_keys(
     # Scores say what these merges do when those of a token stand together, and are all that there could be. Merges of
     # other tokens do nothing: those are cut out of the text before.
     if _group_merges_by_result(merges) != _group_merges_by_result(
-        infer_bpe_merges(tokens, kinds, scores, architecture)
+        infer_bpe_merges(tokens, token_types, scores, architecture)
     ):
         raise inexpressible_error("model.merges", "not what the scores of tokens could express")
     return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": adds_prefix}

@@ -67,30 +67,31 @@ def write_gguf(
     # each bias behind its matrix
     stems = list(dict.fromkeys(name.rpartition(".")[0] for name in all_tensors))
     names = sorted(all_tensors, key=lambda name: stems.index(name.rpartition(".")[0]))
-    kinds = {name: _choose_tensor_type(name, all_tensors[name], _TYPES[quantization]) for name in names}
-    for name, kind in kinds.items():
-        shape = quant_shape_to_byte_shape(all_tensors[name].shape, kind)
-        writer.add_tensor_info(name, shape, np.dtype(np.uint8), math.prod(shape), kind)
+    matrix_type = _TYPES[quantization]
+    tensor_types = {}
+    for name in names:
+        shape = all_tensors[name].shape
+        is_divisible = shape[-1:] and shape[-1] % GGML_QUANT_SIZES[matrix_type][0] == 0
+        tensor_type = matrix_type if is_divisible else GGMLQuantizationType.F16
+        if len(shape) < 2 or name == POSITION_TENSOR:
+            tensor_type = GGMLQuantizationType.F32
+        tensor_types[name] = tensor_type
+        byte_shape = quant_shape_to_byte_shape(shape, tensor_type)
+        writer.add_tensor_info(name, byte_shape, np.dtype(np.uint8), math.prod(byte_shape), tensor_type)
     with durable.atomic_output(path) as new:
         try:
             writer.write_header_to_file(new)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            for name, kind in kinds.items():
+            for name, tensor_type in tensor_types.items():
                 stored = all_tensors[name].detach().cpu().float().contiguous()
-                largest = math.inf if kind == GGMLQuantizationType.F32 else _MAX_FLOAT16 * _MAX_QUANTIZED.get(kind, 1)
+                largest: float = _MAX_FLOAT16 * _MAX_QUANTIZED.get(tensor_type, 1)
+                if tensor_type == GGMLQuantizationType.F32:
+                    largest = math.inf
                 if not stored.abs().max() <= largest:
-                    raise inexpressible_error(name, f"too large for {kind.name}, or not a number")
-                writer.write_tensor_data(quantize(stored.numpy(), kind))
+                    raise inexpressible_error(name, f"too large for {tensor_type.name}, or not a number")
+                writer.write_tensor_data(quantize(stored.numpy(), tensor_type))
         finally:
             writer.close()
         with new.open("rb+") as file:
             os.fsync(file.fileno())
-
-
-def _choose_tensor_type(name: str, tensor: Tensor, matrix_kind: GGMLQuantizationType) -> GGMLQuantizationType:
-    """The type of a tensor in the file: float32 for vectors and learned positions, and float16 for rows that are no
-    whole blocks."""
-    if tensor.ndim < 2 or name == POSITION_TENSOR:
-        return GGMLQuantizationType.F32
-    return matrix_kind if tensor.shape[-1] % GGML_QUANT_SIZES[matrix_kind][0] == 0 else GGMLQuantizationType.F16

@@ -8,7 +8,7 @@ import json
 import math
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,9 @@ def build_marian_tokenizer(
     scores = {piece.piece: piece.score for piece in source_model.pieces if piece.type == _NORMAL}
     known = {piece for piece in scores if len(piece) == 1}
     lowest = min(scores.values(), default=0.0)
-    less, foreign, strange = islice(_unused_characters(set().union(*vocabulary, *scores)), 3)
+    used = set().union(*vocabulary, *scores)
+    private_use = map(chr, range(0xF0000, 0xFFFFE))
+    less, foreign, strange = islice((character for character in private_use if character not in used), 3)
     codes = [name for name in names if name.startswith(">>") and name.endswith("<<")]
     whole = {"<unk>", *roles.values(), *codes}
     runs = [name for name in names if name not in whole and known.isdisjoint(name)]
@@ -221,8 +223,3 @@ def _sentencepiece_normalizers(model: Any) -> Iterator[normalizers.Normalizer]:
 def _escape_regex(text: Iterable[str]) -> str:
     """Spells characters by their codes, as in a regular expression."""
     return "".join(f"\\x{{{ord(character):x}}}" for character in text)
-
-
-def _unused_characters(characters: Collection[str]) -> Iterator[str]:
-    """Iterates over characters for private use that are not among these."""
-    return (character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in characters)

@@ -12,10 +12,10 @@ from lmtool.interop.families.layouts import (
     TRANSPOSED,
     WITH_ZERO_ROW,
     Layout,
-    even_entries_first,
-    interleaved_by_head,
     make_concatenated_layout,
-    rotary_pairs,
+    make_even_entries_first_layout,
+    make_head_interleaved_layout,
+    make_rotary_pairs_layout,
 )
 
 
@@ -31,14 +31,14 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, list[Tensor]]:
         case "transposed":
             return TRANSPOSED, [torch.randn(n, draw(st.integers(1, 4)))]
         case "by head":
-            return interleaved_by_head(n), [torch.randn(3 * n * draw(st.integers(1, 3)), *rest)]
+            return make_head_interleaved_layout(n), [torch.randn(3 * n * draw(st.integers(1, 3)), *rest)]
         case "pairs":
-            return rotary_pairs(n), [torch.randn(2 * n * draw(st.integers(1, 3)), *rest)]
+            return make_rotary_pairs_layout(n), [torch.randn(2 * n * draw(st.integers(1, 3)), *rest)]
         case "halves":
             dim = draw(st.integers(0, len(rest)))
             sizes = [n, *rest]
             sizes[dim] *= 2
-            return even_entries_first(dim, SAME), [torch.randn(*sizes)]
+            return make_even_entries_first_layout(dim, SAME), [torch.randn(*sizes)]
         case "row":
             return AS_ROW, [torch.randn(1, n)]
     return SAME, [torch.randn(n, *rest)]
@@ -58,7 +58,7 @@ def test_layouts_are_inverse(case: tuple[Layout, list[Tensor]]) -> None:
 def test_by_head_takes_all_queries_first() -> None:
     # heads of width 2: q0 q0 k0 k0 v0 v0 q1 q1 k1 k1 v1 v1
     theirs = torch.tensor([0, 1, 10, 11, 20, 21, 2, 3, 12, 13, 22, 23])
-    assert interleaved_by_head(2).join([theirs]).tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
+    assert make_head_interleaved_layout(2).join([theirs]).tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_by_head_takes_all_queries_first() -> None:
         (make_concatenated_layout((2, 3)), [torch.zeros(2), torch.tensor(1.0)]),
         (TRANSPOSED, [torch.zeros(2)]),
         (TRANSPOSED, [torch.zeros(2, 2, 2)]),
-        (interleaved_by_head(4), [torch.zeros(8)]),
-        (interleaved_by_head(4), [torch.tensor(1.0)]),
+        (make_head_interleaved_layout(4), [torch.zeros(8)]),
+        (make_head_interleaved_layout(4), [torch.tensor(1.0)]),
     ],
 )
 def test_wrong_shapes(layout: Layout, theirs: list[Tensor]) -> None:
@@ -79,7 +79,7 @@ def test_wrong_shapes(layout: Layout, theirs: list[Tensor]) -> None:
 
 def test_pairs_are_neighbours_in_theirs() -> None:
     # a head of width 4: its halves are 0 1 and 2 3
-    assert rotary_pairs(1).split(torch.tensor([0, 1, 2, 3]))[0].tolist() == [0, 2, 1, 3]
+    assert make_rotary_pairs_layout(1).split(torch.tensor([0, 1, 2, 3]))[0].tolist() == [0, 2, 1, 3]
 
 
 def test_a_segment_that_is_not_zero() -> None:
