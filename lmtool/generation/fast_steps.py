@@ -80,7 +80,15 @@ class FastStepsByShape:
     def find_or_capture_step(self, state: DecodeState) -> "FixedShapeStep | None":
         """Returns the fast step for the shape of a state; None if there is none yet. Captures it when it is due."""
         if self._is_native and state.n_rows == 1 and self.native_layers is not None:
-            return self._find_or_create_native_step(state, self.native_layers)
+            if state.shared_lines is not None or (state.padding_B is not None and state.padding_B.any()):
+                return None
+            shape = DecodeStateShape.from_state(state)
+            if shape not in self._captured:
+                growing = state.to_growable()
+                empty = FixedSizeDecodeState.empty_like(growing.to_dtype(torch.float32), shape)
+                fixed = replace(empty, growable_dtype=growing.dtype)
+                self._captured[shape] = FixedShapeStep(self._model, fixed, NativeStep(self.native_layers, fixed))
+            return self._captured[shape]
         if not self._uses_graphs or state.shared_lines is not None or state.n_rows > MAX_GRAPH_ROWS:
             return None
         shape = DecodeStateShape.from_state(state)
@@ -95,18 +103,6 @@ class FastStepsByShape:
             except RuntimeError:  # a library's kernel cannot be captured, or memory is short for another cache
                 self._uses_graphs = False
         return self._captured.get(shape) if self._uses_graphs else None
-
-    def _find_or_create_native_step(self, state: DecodeState, layers: NativeLayers) -> "FixedShapeStep | None":
-        if state.shared_lines is not None or (state.padding_B is not None and state.padding_B.any()):
-            return None
-        shape = DecodeStateShape.from_state(state)
-        if shape not in self._captured:
-            growing = state.to_growable()
-            fixed = replace(
-                FixedSizeDecodeState.empty_like(growing.to_dtype(torch.float32), shape), growable_dtype=growing.dtype
-            )
-            self._captured[shape] = FixedShapeStep(self._model, fixed, NativeStep(layers, fixed))
-        return self._captured[shape]
 
 
 class FixedShapeStep:

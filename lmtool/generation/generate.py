@@ -241,7 +241,7 @@ class TextGenerator:
         return generate(self.loaded.model, prompts, params, self.loaded.prompt_format, **options)
 
     @property
-    def is_left_to_right(self) -> bool:
+    def writes(self) -> bool:
         """Whether the model generates from left to right."""
         try:
             self.check_generates()

@@ -168,8 +168,8 @@ def read_recipe_sections(model: PublishedModel) -> tuple[dict[str, dict[str, Any
 
     Returns the sections `model`, `objective` and `data`, and whether the head is stored beside the body.
 
-    Where the note of an export says more than what Transformers reads, labels and the kind of the head that there is
-    are those of Transformers, because they may have changed. Raises CheckpointError for what no recipe expresses.
+    The note of an export adds what Transformers does not read. Labels and the kind of the head are still those that
+    Transformers reads, because they may have changed since. Raises CheckpointError for what no recipe expresses.
     """
     config, sections = model.config, model.family.read_recipe_from_config(model.config)
     note = config.read_section(references.NOTE_KEY)

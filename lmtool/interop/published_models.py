@@ -57,11 +57,11 @@ class PublishedModel(ABC):
     """A published model on disk.
 
     path: its directory or file.
-    family: its rows.
+    family: how its configuration and tensors are read.
     config: its configuration, with the names of its tensors, as in a model with a head.
-    token_settings: config.json and generation_config.json, which name special tokens by their ids.
-    files: everything that the model is made of.
-    head_tensor_names: of a head beside the body.
+    token_settings: values of config.json and generation_config.json, which name special tokens by their ids.
+    files: all files that the model is read from.
+    head_tensor_names: tensors of a head that is stored beside the body.
     embedding_objective: keys of the objective of a sentence-transformers model; empty for others.
     max_context: number of tokens that a sentence-transformers model reads; None for others.
     """

@@ -193,17 +193,15 @@ def _write_shard_and_gather_entries(folder: Path, snapshot: CheckpointSnapshot, 
 
 
 def _write_and_digest(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
 
-    def measured() -> Iterator[bytes | memoryview]:
-        nonlocal size
+    def digest_chunks() -> Iterator[bytes | memoryview]:
         for chunk in chunks:
-            size += len(chunk)
             digest.update(chunk)
             yield chunk
 
-    durable.write_new_file(path, measured())
-    return FileEntry(size, digest.hexdigest())
+    durable.write_new_file(path, digest_chunks())
+    return FileEntry(path.stat().st_size, digest.hexdigest())
 
 
 def prune_checkpoints(

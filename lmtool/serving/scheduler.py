@@ -95,7 +95,7 @@ class Scheduler:
         model = generator.loaded.model
         self.n_rows, self.n_queued = n_rows, n_queued
         runner = ModelRunner(model)
-        self.slot_bytes = _measure_cache_slot_bytes(runner, generator) if generator.is_left_to_right else 0
+        self.slot_bytes = _measure_cache_slot_bytes(runner, generator) if generator.writes else 0
         if n_slots is None:
             is_gpu = runner.device.type == "cuda"
             free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else process_memory_limit_bytes()
@@ -215,7 +215,7 @@ class Scheduler:
 
     def _run_loop(self) -> None:
         self._generator.loaded.model.eval()
-        if self._generator.is_left_to_right:
+        if self._generator.writes:
             # blocks all threads for a while, so it is made first
             get_spelled_vocabulary(self._generator.loaded.tokenizer)
         while True:

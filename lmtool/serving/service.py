@@ -86,7 +86,7 @@ class ModelService:
     def chat_format(self) -> ChatFormat | None:
         """The chat format of the model; None if it holds no conversations."""
         try:
-            return choose_chat_format(self.loaded) if self.generator.is_left_to_right else None
+            return choose_chat_format(self.loaded) if self.generator.writes else None
         except (UsageError, CheckpointError):
             return None
 
@@ -100,7 +100,7 @@ class ModelService:
             "owned_by": "lmtool",
             "context": model.context,
             "description": model.description,
-            "completions": self.generator.is_left_to_right,
+            "completions": self.generator.writes,
             "chat": None if self.chat_format is None else self.chat_format.name,
             "classifies": isinstance(spec, HeadSpec),
             "embeds": None if isinstance(model, NGramModel) else "own" if isinstance(spec, Embedding) else "mean",
@@ -158,7 +158,7 @@ class ModelService:
 
     def _check_generates(self) -> None:
         self.generator.check_generates()
-        if not self.generator.is_left_to_right:
+        if not self.generator.writes:
             raise UsageError(f"this model does not predict the next token: {self.loaded.model.description}")
 
     def _make_checked_prompt(self, text: str | list[int]) -> Prompt:

@@ -116,7 +116,7 @@ def load_lm_eval_tasks(
     for loaded in models_to_check:
         check_predicts_tokens(loaded)
         for name, task in opened["tasks"].items():
-            cannot_generate = task.OUTPUT_TYPE == "generate_until" and not TextGenerator(loaded).is_left_to_right
+            cannot_generate = task.OUTPUT_TYPE == "generate_until" and not TextGenerator(loaded).writes
             if cannot_generate or (task.OUTPUT_TYPE == "loglikelihood_rolling" and loaded.prompt_format.answers):
                 model = f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind}"
                 fix = "leave the task out, or name another model"

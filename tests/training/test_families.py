@@ -109,7 +109,7 @@ def test_a_permuted_model_is_measured_and_fills_no_masks(work: Work) -> None:
     with pytest.raises(UsageError, match="fills no masks") as caught:
         generator.generate("the [MASK] sat")
     assert len(caught.value.lines()) == 3
-    assert not generator.is_left_to_right
+    assert not generator.writes
 
 
 def test_more_and_more_tokens_are_the_models_own(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:

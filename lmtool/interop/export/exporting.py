@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -145,11 +145,10 @@ def prepare_export(
     preferred_model_type = preferred_model_type or (origin.model_type if origin else None)
     form = find_representation(recipe, reference.tokenizer, preferred_model_type, is_gguf=is_gguf)
     exportable = ExportableRun(form.recipe, form.family, form.config, form.head_obstacles, base=reference)
-    note = _build_round_trip_metadata(exportable)
-    exportable.config.update(note if is_gguf else exportable.special_token_ids() | note)
+    config = form.config | ({} if is_gguf else exportable.special_token_ids()) | _build_round_trip_metadata(form)
     if form.has_separate_head and (labels := getattr(form.recipe.objective, "labels", ())):
-        exportable.config.update(make_labels_config(labels))
-    return exportable
+        config |= make_labels_config(labels)
+    return replace(exportable, config=config)
 
 
 def _build_round_trip_metadata(form: FamilyRepresentation) -> dict[str, Any]:
@@ -179,11 +178,11 @@ def export(
     """
     check_folder_is_empty(folder)
     exportable = prepare_export(resolve_reference(reference))
-    exportable.config["dtype"] = dtype
     weights = {
         name: cast_checking_overflow(name, tensor, dtype) for name, tensor in exportable.iterate_published_tensors()
     }
-    files = {CONFIG_FILE: format_json_file(exportable.config), **exportable.serialize_tokenizer()}
+    config = {**exportable.config, "dtype": dtype}
+    files = {CONFIG_FILE: format_json_file(config), **exportable.serialize_tokenizer()}
     files["README.md"] = format_model_card(exportable.base, exportable).encode()
     if exportable.is_generative:
         # what starts and ends a text

@@ -16,4 +16,4 @@ GGUF_FAMILIES = {
     model_type: load_gguf_family(model_type)
     for model_type in ("gpt2", "llama", "gpt_neox", "qwen2", "qwen3", "gemma", "olmo2", "starcoder2", "stablelm")
 }
-"""Those of GGUF files."""
+"""The families of GGUF files, by `model_type` and in the same order."""

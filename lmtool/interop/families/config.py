@@ -21,8 +21,9 @@ generation and training."""
 class StrictConfigReader:
     """Reads typed values of a config.json, and remembers which, because one left unread could change the logits.
 
-    where: the file, for errors. tensor_names: as in a model with a head. section: the key of the object that holds
-    these values; empty when they are the whole file.
+    where: the file, for errors.
+    tensor_names: names of the model's tensors, as in a model with a head.
+    section: the key of the object that holds these values; empty when they are the whole file.
     """
 
     def __init__(

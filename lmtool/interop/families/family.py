@@ -50,7 +50,7 @@ class _ModuleMapping(NamedTuple):
 
 
 LayoutFactory = Callable[[Transformer, Layout], Layout]
-"""Gives the layout of a tensor, from the one that it has in families without a row for it."""
+"""Makes the layout of a tensor, given the one that it has in families without a row for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +267,7 @@ class Family:
         return stored
 
     def _iterate_rules_with_head(self, head: PublishedHead) -> Iterator[tuple[str, KeyRule]]:
-        """The rules of the head, in place of the family's or before them."""
+        """Yields the rules of the family. Those of the head replace rules of the same key, and others come first."""
         more = {key: rule for key, rule in head.config.items() if key not in self.config}
         yield from {**more, **self.config, **head.config}.items()
 
@@ -430,9 +430,9 @@ def _flatten_spec(spec: Spec, section: str = "") -> Iterator[tuple[str, Any]]:
 def _iterate_output_differences(
     wanted: RecipeValues, found: RecipeValues, body_only: bool
 ) -> Iterator[tuple[str, Any]]:
-    """Iterates over the keys, with the values wanted, in which a published model computes something else.
+    """Yields the keys that change the outputs and differ in a published model, each with the wanted value.
 
-    Of parts of two kinds only the kind is one. body_only: keys of the head are ignored.
+    Where a part is of another kind, only its `kind` is yielded. body_only: ignores the keys of the head.
     """
     is_head_unused = body_only or wanted["objective.kind"] in HEAD_OBJECTIVES
     ignored = {*_TRAINING_KEYS, *(_HEAD_KEYS if is_head_unused else ())}

@@ -15,8 +15,8 @@ Factors = tuple[Tensor, Tensor]
 class Layout:
     """How one parameter of lmtool is made of published tensors.
 
-    join: makes the parameter of the published tensors. Raises ValueError for tensors of other shapes than the layout
-        has; it does not know all of them.
+    join: makes the parameter of the published tensors. Raises ValueError for shapes that do not fit, as far as the
+        layout depends on them.
     split: the inverse of `join`, bit for bit.
     split_factors: the same for a parameter in two factors; None where `split` splits the first factor alone.
     """
@@ -35,7 +35,7 @@ class Layout:
 def _make_one_to_one_layout(
     from_published: Callable[[Tensor], Tensor], to_published: Callable[[Tensor], Tensor]
 ) -> Layout:
-    """One published tensor, which is another view or another scale of the parameter."""
+    """Makes a layout of one published tensor, which is another view or another scale of the parameter."""
 
     def join(published: Sequence[Tensor]) -> Tensor:
         (tensor,) = published
@@ -72,14 +72,17 @@ WITH_ZERO_ROW = Layout(_first_if_second_is_zero, lambda table: [table, table.new
 
 
 def make_rescaled_layout(scale: float, shift: float = 0.0) -> Layout:
-    """The published tensor is the parameter times `scale`, plus `shift`; inverse up to rounding."""
+    """Makes a layout where the published tensor is the parameter times `scale`, plus `shift`.
+
+    `join` and `split` are inverse up to rounding.
+    """
     return _make_one_to_one_layout(lambda tensor: (tensor - shift) / scale, lambda parameter: parameter * scale + shift)
 
 
 def make_concatenated_layout(widths: Sequence[int], layouts: Sequence[Layout] = ()) -> Layout:
-    """The published tensors follow one another in the first dimension of the parameter, with these widths.
+    """Makes a layout that concatenates published tensors of these widths in the first dimension of the parameter.
 
-    layouts: that of each published tensor; all are as they are without it.
+    layouts: that of each published tensor; by default all are unchanged.
     """
     layouts = layouts or (SAME,) * len(widths)
 
@@ -97,9 +100,10 @@ def make_concatenated_layout(widths: Sequence[int], layouts: Sequence[Layout] = 
 
 
 def _make_axis_swap_layout(axis_sizes: Sequence[int], first_axis: int, dim: int = 0, layout: Layout = SAME) -> Layout:
-    """A dimension of the published tensor is three axes, of which the parameter has two neighbours swapped.
+    """Makes a layout that splits a dimension of the published tensor into three axes and swaps two neighbours.
 
-    axis_sizes: of the three axes, -1 for one that follows. first_axis: of the two. layout: all else of the tensor.
+    axis_sizes: of the three axes, -1 for one that follows from the others. first_axis: the first of the two that are
+    swapped. layout: of the tensor apart from that.
     """
     swapped = list(axis_sizes)
     swapped[first_axis : first_axis + 2] = reversed(swapped[first_axis : first_axis + 2])
@@ -125,17 +129,23 @@ def _make_axis_swap_layout(axis_sizes: Sequence[int], first_axis: int, dim: int 
 
 
 def make_head_interleaved_layout(n_heads: int) -> Layout:
-    """Query, key and value of each head stand together (GPT-NeoX, BLOOM); the parameter has all queries first."""
+    """Makes the layout of GPT-NeoX and BLOOM: query, key and value of each head stand together.
+
+    The parameter has all queries first.
+    """
     return _make_axis_swap_layout((n_heads, 3, -1), 0)
 
 
 def make_rotary_pairs_layout(n_heads: int) -> Layout:
-    """Components that rotate together are neighbours (llama.cpp's Llama); in the parameter, halves of a head."""
+    """Makes the layout of llama.cpp's Llama: components that rotate together are neighbours.
+
+    In the parameter they are in the two halves of a head.
+    """
     return _make_axis_swap_layout((n_heads, -1, 2), 1)
 
 
 def make_even_entries_first_layout(dim: int, layout: Layout) -> Layout:
-    """The even entries of a dimension of the parameter come before the odd ones; all else is as in `layout`."""
+    """Makes `layout` with the even entries of a dimension of the parameter before the odd ones."""
     return _make_axis_swap_layout((1, 2, -1), 1, dim, layout)
 
 

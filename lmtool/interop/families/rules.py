@@ -34,14 +34,14 @@ class KeyRule:
     """Reads and writes one key. This base class is for a key that changes no logits, and is not written."""
 
     def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
-        """Sets in `values`, which have what earlier keys say, what this key says. Raises CheckpointError."""
+        """Reads the key, and sets its meaning in `values`, which hold that of earlier keys. Raises CheckpointError."""
         config.ignore_keys(key)
 
     def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         """Returns the value of the key for these values, and of other keys that go with it.
 
-        For a value that the format does not support, the nearest one is written, and `unsupported` gets what it
-        supports instead, by the key of the recipe.
+        For a value that the format does not support, returns the nearest one, and sets in `unsupported`, by the key of
+        the recipe, what the format supports instead.
         """
         return {}
 

@@ -146,7 +146,10 @@ def _build_head(kind: str, tree: Mapping[str, Any]) -> PublishedHead:
 
 
 def _build_rule(row: str | Mapping[str, Any]) -> rules.KeyRule:
-    """Builds a rule of its name with its argument, and options; `if` and `only-if` are for some objectives."""
+    """Builds the rule that a row names, with its argument and options.
+
+    `if` and `only-if` list the objectives for which it is read; with `only-if` it is written for no others either.
+    """
     if isinstance(row, str):
         return rules.SameValueRule(row)
     (name, argument), *more = row.items()

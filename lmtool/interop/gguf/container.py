@@ -26,7 +26,7 @@ from lmtool.storage import durable
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_ITEMS = 1 << 24
-"""Of a list's items, a string's bytes, values and tensors: many times what any model has."""
+"""Maximum items of a list, bytes of a string, values, and tensors: many times what any model has."""
 DEQUANTIZED_ROWS = 4096
 """Rows of a matrix that are dequantized at once."""
 

@@ -145,13 +145,12 @@ def _parse_sentencepiece_model(content: bytes, expected_algorithm: int, path: Pa
 def build_marian_tokenizer(
     vocabulary: Mapping[str, int], source_model: Any, settings: TokenizerSettings, where: str
 ) -> Tokenizer:
-    """Builds a tokenizer with the ids of `vocabulary` that cuts text as the SentencePiece model
-    `source_model` does.
+    """Builds a tokenizer with the ids of `vocabulary` that segments text as the SentencePiece model `source_model`.
 
-    The vocabulary has also special tokens and pieces of the target language, which must match no text. The library
-    finds whatever an entry is called, so these go by other names: "<" in a piece, and so in the text, becomes a
-    character that neither has, so that no text spells an entry such as </s>; pieces of the target alone begin with
-    another such character. The decoder takes both back. Pieces of the source that have no id are left out.
+    The vocabulary also has special tokens and pieces of the target language, which must match no text. Because the
+    library matches every entry by its name, such entries are renamed: "<" in a piece, and in the text, becomes a
+    character that neither has, so that no text spells an entry such as </s>; pieces that only the target has begin with
+    another such character. The decoder reverses both. Pieces of the source that have no id are left out.
 
     A run of characters that the source does not know is one piece, which may have an id all the same.
 

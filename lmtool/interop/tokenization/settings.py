@@ -1,6 +1,6 @@
 """What the small files beside a published tokenizer say: its class, special tokens, options and chat template.
 
-The reading of Transformers 5 is followed, also where files contradict each other.
+They are read as Transformers 5 reads them, also where they contradict each other.
 """
 
 from collections.abc import Mapping
