@@ -31,7 +31,7 @@ from lmtool.cli.commands.serve import label, serve
 from lmtool.cli.commands.sweep import sweep
 from lmtool.cli.commands.tokenize import tokenize
 from lmtool.cli.help import HELP_NAMES, find_near_words, flag, group, register
-from lmtool.cli.output import prepare_streams, show_logs
+from lmtool.cli.output import log_to_stderr, prepare_streams
 from lmtool.cli.signals import exit_on_signals
 from lmtool.errors import LmtoolError, ResourceError, UsageError
 from lmtool.printable import printable
@@ -107,53 +107,36 @@ def options(
 
 def main() -> None:
     """Runs the command line. An error becomes at most three lines and an exit code."""
-    debug = _pop_debug(sys.argv)
+    # --debug may stand anywhere before a lone --
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    debug = "--debug" in sys.argv[1:end]
+    if debug:
+        sys.argv.remove("--debug")
     exit_on_signals()
     prepare_streams()
-    show_logs()
+    log_to_stderr()
     try:
-        _check_encodable(sys.argv[1:])
+        for argument in sys.argv[1:]:
+            try:
+                os.fsencode(argument)
+            except UnicodeEncodeError as error:
+                # no shell passes one, and no file name or text contains one
+                what = "an argument is not valid text: it has a lone surrogate"
+                raise UsageError(what, where=argument, fix="leave it out") from error
         code = app(prog_name="lmtool", standalone_mode=False)
     except Exception as error:
         if debug and not isinstance(error, USAGE_ERROR):
             typer.echo(printable(traceback.format_exc(), keep_line_breaks=True), err=True, nl=False)
         explained = to_lmtool_error(error)
-        for line in filter(None, explained.lines()):
-            typer.echo(_drop_middle(printable(line)), err=True)
+        for line in map(printable, filter(None, explained.lines())):
+            half = MAX_LINE_CHARACTERS // 2
+            typer.echo(line if len(line) <= 2 * half else f"{line[:half]} ... {line[-half:]}", err=True)
         code = explained.exit_code
     sys.exit(code)
 
 
 MAX_LINE_CHARACTERS = 600
 """Maximum characters of a line of an error message. Paths have at most 255 per folder; longer lines are attacks."""
-
-
-def _drop_middle(line: str) -> str:
-    """Drops the middle of a very long line."""
-    return (
-        line
-        if len(line) <= MAX_LINE_CHARACTERS
-        else f"{line[: MAX_LINE_CHARACTERS // 2]} ... {line[-MAX_LINE_CHARACTERS // 2 :]}"
-    )
-
-
-def _check_encodable(arguments: list[str]) -> None:
-    """Raises UsageError for a lone surrogate, which no shell passes and no file name or text contains."""
-    for argument in arguments:
-        try:
-            os.fsencode(argument)
-        except UnicodeEncodeError as error:
-            what = "an argument is not valid text: it has a lone surrogate"
-            raise UsageError(what, where=argument, fix="leave it out") from error
-
-
-def _pop_debug(argv: list[str]) -> bool:
-    """Removes --debug from the arguments, anywhere before a lone --. Returns whether it was there."""
-    end = argv.index("--") if "--" in argv else len(argv)
-    if "--debug" not in argv[1:end]:
-        return False
-    argv.remove("--debug")
-    return True
 
 
 def to_lmtool_error(error: Exception) -> LmtoolError:

@@ -23,23 +23,23 @@ def format_examples(*lines: str) -> str:
     return "  \n".join(("Examples:", *(f"`{line}`" for line in lines)))
 
 
-def complete_runs(begun: str) -> list[str]:
-    """Returns the names of runs that begin with `begun`, for completion in a shell."""
+def complete_runs(prefix: str) -> list[str]:
+    """Returns the names of runs that begin with `prefix`, for completion in a shell."""
     from lmtool.runs.paths import list_runs
 
-    return [name for name in ("last", *sorted(path.name for path in list_runs())) if name.startswith(begun)]
+    return [name for name in ("last", *sorted(path.name for path in list_runs())) if name.startswith(prefix)]
 
 
-def complete_recipes(begun: str) -> list[str]:
-    """Returns the names of shipped recipes that begin with `begun`."""
+def complete_recipes(prefix: str) -> list[str]:
+    """Returns the names of shipped recipes that begin with `prefix`."""
     from lmtool.recipe.load import shipped_recipes
 
-    return [name for name in sorted(shipped_recipes()) if name.startswith(begun)]
+    return [name for name in sorted(shipped_recipes()) if name.startswith(prefix)]
 
 
-def complete_recipes_or_runs(begun: str) -> list[str]:
-    """Returns the names of shipped recipes and of runs that begin with `begun`."""
-    return complete_recipes(begun) + complete_runs(begun)
+def complete_recipes_or_runs(prefix: str) -> list[str]:
+    """Returns the names of shipped recipes and of runs that begin with `prefix`."""
+    return complete_recipes(prefix) + complete_runs(prefix)
 
 
 _COMPLETIONS = {"RUN": complete_runs, "RECIPE": complete_recipes, "RECIPE|RUN": complete_recipes_or_runs}
@@ -107,7 +107,7 @@ def flag(text: str, *names: str, default: Any = False, panel: str = "", **more: 
 def register(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
     """Adds a command to a program. Its docstring is its help, and ends in examples below "Examples:".
 
-    A command whose first argument is a run also gets `--run`; see `Command.make_parser`.
+    A command whose first argument is a run also gets `--run`; see `Command.parse_args`.
     """
     command = _add_run_option(command)
     text, _, lines = inspect.cleandoc(command.__doc__ or "").partition("\n\nExamples:\n")
@@ -122,29 +122,24 @@ def _add_run_option(command: Callable[..., None]) -> Callable[..., None]:
     """Adds `--run` to a command if its first argument is a run."""
     parameters = [*inspect.signature(command).parameters.values()]
     first = parameters[0] if parameters else None
-    if first is None or not _is_run_argument(first):
+    made = [] if first is None else [first.default, *getattr(first.annotation, "__metadata__", ())]
+    metavars = [one.metavar for one in made if isinstance(one, typer.models.ArgumentInfo)]
+    if first is None or not {"RUN", "RECIPE|RUN"} & set(metavars):
         return command
     is_list = get_origin(first.annotation) is list or list[str] in get_args(first.annotation)
-    made = option("RUN", "Another way to name the run.", "--run")
+    default = option("RUN", "Another way to name the run.", "--run")
     kind = list[str] | None if is_list else str | None
-    named = inspect.Parameter(RUN_OPTION, inspect.Parameter.KEYWORD_ONLY, default=made, annotation=kind)
+    named = inspect.Parameter(RUN_OPTION, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
     n = sum(one.kind is not inspect.Parameter.KEYWORD_ONLY for one in parameters)
 
     @wraps(command)
     def called(**values: Any) -> None:
-        del values[RUN_OPTION]  # `make_parser` has read it
+        del values[RUN_OPTION]  # `parse_args` has read it
         command(**values)
 
     signature = inspect.Signature([*parameters[:n], named, *parameters[n:]])
     called.__signature__ = signature  # type: ignore[attr-defined]
     return called
-
-
-def _is_run_argument(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter is an argument that names runs."""
-    made = [parameter.default, *getattr(parameter.annotation, "__metadata__", ())]
-    is_argument = [one for one in made if isinstance(one, typer.models.ArgumentInfo)]
-    return any(one.metavar in ("RUN", "RECIPE|RUN") for one in is_argument)
 
 
 class _HelpMixin:
@@ -164,30 +159,14 @@ class _HelpMixin:
 class Command(_HelpMixin, TyperCommand):
     """A command with formatted help, which checks that numbers are finite and not too large."""
 
-    def make_parser(self, ctx: Any) -> Any:
-        """Makes a parser that inserts the runs of `--run` before the arguments."""
-        parser = super().make_parser(ctx)
-        parse = parser.parse_args
-
-        def parse_args(args: list[str]) -> Any:
-            values, rest, order = parse(args)
-            if not (runs := values.pop(RUN_OPTION, None)):
-                return values, rest, order
-            words = [runs] if isinstance(runs, str) else [*runs]
-            arguments = [one for one in self.params if one.param_type_name == "argument"]
-            for one in arguments:
-                value = values.pop(one.name, None)
-                words += [value] if isinstance(value, str) else value or ()
-            words += rest
-            for one in arguments:
-                n_words = 1 if one.nargs == 1 else len(words)
-                if words:
-                    values[one.name] = words[0] if one.nargs == 1 else tuple(words)
-                words = words[n_words:]
-            return values, words, order
-
-        parser.parse_args = parse_args  # type: ignore[method-assign]  # Typer has no hook between reading and values
-        return parser
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses the arguments with the runs of `--run` before all others."""
+        options, _, _ = self.make_parser(ctx).parse_args([*args])
+        runs = options.get(RUN_OPTION) or []
+        rest = super().parse_args(ctx, [*([runs] if isinstance(runs, str) else runs), *args])
+        if runs:
+            ctx.params[RUN_OPTION] = None  # they are arguments now
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         """Raises UsageError for a number that is not finite, or larger than a recipe allows."""
@@ -234,18 +213,16 @@ HELP_NAMES = ["--help", "-h"]
 
 def find_near_words(word: str, known: Iterable[str]) -> list[str]:
     """Returns the words that a misspelt one may mean: a prefix of either, one with all its parts, or a close match."""
-    return [other for other in known if _is_near(*(one.lstrip("-").lower().replace("_", "-") for one in (word, other)))]
-
-
-def _is_near(word: str, other: str) -> bool:
-    short, long = sorted((word, other), key=len)
-    if len(short) < 3:
-        return False
-    parts = word.split("-")
-    has_parts = len(parts) > 1 and set(parts) <= set(other.split("-"))
-    return (
-        long.startswith(short) or has_parts or (len(word) > 3 and bool(get_close_matches(word, [other], cutoff=0.75)))
-    )
+    near = []
+    for name in known:
+        typed, other = (one.lstrip("-").lower().replace("_", "-") for one in (word, name))
+        short, long = sorted((typed, other), key=len)
+        parts = typed.split("-")
+        has_parts = len(parts) > 1 and set(parts) <= set(other.split("-"))
+        is_close = len(typed) > 3 and bool(get_close_matches(typed, [other], cutoff=0.75))
+        if len(short) >= 3 and (long.startswith(short) or has_parts or is_close):
+            near.append(name)
+    return near
 
 
 def group(help: str, *lines: str, cls: type[Group] = Group, **more: Any) -> typer.Typer:

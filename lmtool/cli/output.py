@@ -62,7 +62,7 @@ class _LogHandler(logging.Handler):
         typer.echo(printable(level + self.format(record), keep_line_breaks=True), err=True)
 
 
-def show_logs() -> None:
+def log_to_stderr() -> None:
     """Writes the log of the package to stderr, from level INFO on."""
     logger = logging.getLogger("lmtool")
     logger.setLevel(logging.INFO)
@@ -106,7 +106,7 @@ class _MessageStream(io.TextIOWrapper):
             super().flush()
 
 
-def open_model(run: str, device: "DeviceName", precision: "InferenceName") -> "LoadedModel":
+def load_model(run: str, device: "DeviceName", precision: "InferenceName") -> "LoadedModel":
     """Loads the model that is named on the command line."""
     from lmtool.compute.device import configure_compute
     from lmtool.interop.resolve import resolve_reference
@@ -139,13 +139,13 @@ def describe(loaded: "LoadedModel", quiet: bool, *facts: str) -> None:
     if not quiet:
         interpolation = loaded.model.interpolation
         mixed = [] if interpolation is None else [interpolation.describe()]
-        tell(", ".join([f"{loaded.run_path}, step {loaded.step}", loaded.compute.describe(), *mixed, *facts]))
+        eprint(", ".join([f"{loaded.run_path}, step {loaded.step}", loaded.compute.describe(), *mixed, *facts]))
         if loaded.reference.newer_step is not None:
             newer = f"{loaded.run_path}@{loaded.reference.newer_step}"
-            tell(f"step {loaded.step} is the best by validation; newer weights: {newer}")
+            eprint(f"step {loaded.step} is the best by validation; newer weights: {newer}")
 
 
-def tell(*lines: str) -> None:
+def eprint(*lines: str) -> None:
     """Writes lines to stderr."""
     for line in lines:
         typer.echo(printable(line), err=True)
@@ -153,15 +153,15 @@ def tell(*lines: str) -> None:
 
 def warn(warnings: Iterable[str]) -> None:
     """Writes warnings to stderr, a line each."""
-    tell(*(f"warning: {warning}" for warning in warnings))
+    eprint(*(f"warning: {warning}" for warning in warnings))
 
 
-def warn_of_files(texts: Iterable[str]) -> None:
+def warn_of_file_names(texts: Iterable[str]) -> None:
     """Warns of texts that are names of files, which are not read."""
     warn(f"{text} is taken for a text, though there is a file of this name" for text in texts if os.path.isfile(text))
 
 
-def warn_of_unknown(loaded: "LoadedModel", texts: Iterable[str]) -> None:
+def warn_of_unknown_tokens(loaded: "LoadedModel", texts: Iterable[str]) -> None:
     """Warns of parts of texts, such as characters, that the tokenizer does not know. Only the main process prints."""
     from lmtool.compute.processes import is_main_process
     from lmtool.data.files import quote_all
@@ -205,13 +205,13 @@ def warn_of_skipped(skipped: "SkippedRowCounts | None") -> None:
         warn([str(skipped)])
 
 
-def put(*lines: object) -> None:
+def print_lines(*lines: object) -> None:
     """Writes lines for people to stdout, with control characters escaped."""
     for line in lines:
         typer.echo(printable(str(line)))
 
 
-def put_data(value: object, end: str = "\n") -> None:
+def print_text(value: object, end: str = "\n") -> None:
     """Writes text of data or models, or a path, to stdout.
 
     A file or pipe gets the same bytes as a file named by `-o`, in UTF-8; a terminal gets no control characters.
@@ -227,12 +227,12 @@ def put_data(value: object, end: str = "\n") -> None:
     stream.flush()
 
 
-def put_json(value: object, indent: int | None = None) -> None:
+def print_json(value: object, indent: int | None = None) -> None:
     """Writes a value to stdout as JSON, on one line without an indent."""
-    put_data(json.dumps(value, indent=indent))
+    print_text(json.dumps(value, indent=indent))
 
 
-def put_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console") -> None:
+def print_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console") -> None:
     """Prints a table on a terminal; elsewhere only its rows, with tabs between the columns."""
     from rich.text import Text
 
@@ -254,15 +254,15 @@ class _Reportable(Protocol):
     def lines(self) -> Iterable[str]: ...
 
 
-def put_result(result: _Reportable, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
+def print_result(result: _Reportable, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Writes a result to stdout, in JSON with more fields and null for NaN. Only the main process prints."""
     from lmtool.compute.processes import is_main_process
     from lmtool.storage.records import replace_nonfinite
 
     if is_main_process() and as_json:
-        put_json(replace_nonfinite({**result.to_record(), **more}))
+        print_json(replace_nonfinite({**result.to_record(), **more}))
     elif is_main_process():
-        put(*result.lines())
+        print_lines(*result.lines())
 
 
 def check_new(path: Path | None, *endings: str) -> None:
@@ -287,9 +287,9 @@ def show_picture(made: _DrawLines, page: Callable[[], str], output: Path | None,
     if output is not None:
         write_page(output, page())
     if value is not None:
-        put_json(value)
+        print_json(value)
     elif output is not None:
-        put_data(output)
+        print_text(output)
     else:
         print_picture(made)
 
@@ -302,8 +302,8 @@ def print_picture(made: _DrawLines) -> None:
     is_plain = not console.is_terminal or console.no_color or console.is_dumb_terminal
     for line in made(min(console.width, 100), ascii_only=is_plain or not console.encoding.startswith("utf")):
         if isinstance(line, str):
-            put(line)
+            print_lines(line)
         elif is_plain:
-            put(line.plain.rstrip())
+            print_lines(line.plain.rstrip())
         else:
             console.print(line, no_wrap=True)

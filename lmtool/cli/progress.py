@@ -3,11 +3,9 @@
 import shlex
 import sys
 import time
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmtool.cli.output import tell
+from lmtool.cli.output import eprint
 from lmtool.printable import format_count, printable
 
 if TYPE_CHECKING:
@@ -32,11 +30,9 @@ class Display:
 
     shown: False in processes other than the main one.
     quiet: shows only warnings.
-    run: directory of the run, once it exists.
     """
 
     def __init__(self, shown: bool, quiet: bool) -> None:
-        self.run: Path | None = None
         self._shown = shown
         self._quiet = quiet or not shown
         self._console: Console | None = None
@@ -69,11 +65,16 @@ class Display:
         self._stage_done = done
         if self._console is not None:
             if self._bar is None:
-                self._open_bar(_make_work_columns())
+                from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+                description = TextColumn("{task.description}")
+                self._open_bar([description, BarColumn(), TaskProgressColumn(), TimeRemainingColumn()])
             self._update(description=stage, completed=done, total=total or None)
             return
         if now - self._last_line > LINE_SECONDS:
-            left = f", {_clock((now - self._stage_began) * (total - done) / done)} left" if 0 < done < total else ""
+            left = (
+                f", {_format_clock((now - self._stage_began) * (total - done) / done)} left" if 0 < done < total else ""
+            )
             extent = f": {100 * done / total:.0f} %{left}" if total else f": {done:,} characters" if done else ""
             self._say(f"{stage}{extent}")
             self._last_line = now
@@ -96,13 +97,9 @@ class Display:
             case events.DurationEstimate():
                 self._say(*_describe_timing(event))
             case events.TrainingStarted():
-                self._say(*_describe_plan(event))
-                if event.steps is not None and 10 <= event.steps <= event.warmup_steps:
-                    rises = f"the learning rate only rises in these {format_count(event.steps, 'step')}"
-                    self._say(f"{rises}: -s schedule.warmup_steps={event.steps // 10} warms up in a tenth of them")
-                self._begin(event)
+                self._begin_training(event)
             case events.StepCompleted():
-                self._step(event.step, event.validation, event.is_best)
+                self._show_step(event.step, event.validation, event.is_best)
             case events.SampleGenerated():
                 if not self._has_sampled:
                     self._say("samples, one to a line: the prompt, |, what the model writes; ↵ is a line break")
@@ -132,7 +129,7 @@ class Display:
     def _print(self, *lines: str) -> None:
         for line in lines:
             if self._bar is None:
-                tell(line)
+                eprint(line)
             else:
                 from rich.text import Text
 
@@ -154,14 +151,42 @@ class Display:
             self._bar.stop()
             self._bar = None
 
-    def _begin(self, plan: "TrainingStarted") -> None:
+    def _begin_training(self, plan: "TrainingStarted") -> None:
+        """Says what is trained, and opens the bar."""
+        learnt = ""
+        if plan.learning != plan.parameters:
+            learnt = f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
+        self._say(f"model: {plan.parameters:,} parameters{learnt}; {plan.device}")
+        if plan.held:
+            held = format_quantity(plan.held, "B")
+            self._say(f"memory: weights, gradients and moments {held}; lmtool plan tells more")
+        batch = format_count(plan.batch_units, plan.unit)
+        if plan.steps is None or plan.epochs is None:
+            self._say(f"plan: steps of {batch}, {plan.minutes:g} minutes")
+        elif plan.first_step >= plan.steps:
+            self._say(f"plan: no more steps after {plan.first_step:,}, only measurements")
+        else:
+            extent = f"steps {plan.first_step + 1:,} to {plan.steps:,}, {batch} each"
+            passes = f"{plan.epochs:{'.1f' if plan.epochs >= 1 else '.2g'}} passes"
+            if plan.steps == 1:
+                extent, passes = f"one step of {batch}", passes.replace("1.0 passes", "one pass")
+            self._say(f"plan: {extent}, {passes} over the {'table' if plan.unit == 'row' else 'text'}")
+        if plan.steps is not None and 10 <= plan.steps <= plan.warmup_steps:
+            rises = f"the learning rate only rises in these {format_count(plan.steps, 'step')}"
+            self._say(f"{rises}: -s schedule.warmup_steps={plan.steps // 10} warms up in a tenth of them")
         self._steps = plan.steps
         self._counted, self._peak_speed = plan.counted, plan.peak_speed
         self._began = time.monotonic()
         if self._console is not None:
-            self._open_bar(_make_training_columns(self._console.width), plan.steps, plan.first_step)
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
-    def _step(self, step: "CompletedStep", validation: "ValidationResult | None", is_best: bool) -> None:
+            # narrower than the line, which the terminal's ^C would break
+            width = min(40, self._console.width - NUMBERS_WIDTH)
+            bar = [BarColumn(bar_width=width)] if width > 5 else []
+            numbers = [TextColumn(f"{{task.fields[{field}]}}") for field in ("loss", "speed", "left")]
+            self._open_bar([TextColumn("step"), MofNCompleteColumn(), *bar, *numbers], plan.steps, plan.first_step)
+
+    def _show_step(self, step: "CompletedStep", validation: "ValidationResult | None", is_best: bool) -> None:
         # The mean of the last steps, since they vary, without the first, which includes warm-up.
         last = step.seconds, step.n_computed
         self._recent = [*self._recent[-19:], last] if len(self._recent) > 1 else [last] * (len(self._recent) + 1)
@@ -174,12 +199,14 @@ class Display:
         beside = max(0.0, time.monotonic() - self._began - self._stepping) / self._n_done
         left = ""
         if self._steps is not None:
-            left = f"{_clock((self._steps - step.step) * (seconds / len(self._recent) + beside))} left"
+            left = f"{_format_clock((self._steps - step.step) * (seconds / len(self._recent) + beside))} left"
         self._update(completed=step.step, loss=f"loss {step.loss:.3f}", speed=speed, left=left)
         valid = ""
         if validation is not None:
-            told = validation if self._part == "valid" else replace(validation, metrics={})
-            valid = f"  {self._part} {_describe_validation(told)}" + (" (best)" if is_best else "")
+            valid = f"  {self._part} loss {validation.loss:.4f}"
+            if self._part == "valid":
+                valid += "".join(f"  {name} {value:.4f}" for name, value in validation.metrics.items())
+            valid += " (best)" if is_best else ""
         now = time.monotonic()
         if valid or (self._bar is None and (step.step == 1 or now - self._last_line > LINE_SECONDS)):
             rate = "" if step.lr is None else f"  lr {step.lr:.2e}"
@@ -190,24 +217,6 @@ class Display:
             left = f"  {left}" * (left != "" and self._steps != 1)
             self._say(f"{place}loss {step.loss:.4f}{valid}{rate}  {speed}{left}")
             self._last_line = now
-
-
-def _make_training_columns(width: int) -> "list[ProgressColumn]":
-    """width: of the terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn
-
-    columns: list[ProgressColumn] = [TextColumn("step"), MofNCompleteColumn()]
-    # Narrower than the line, which the terminal's ^C would break.
-    width = min(40, width - NUMBERS_WIDTH)
-    if width > 5:
-        columns.append(BarColumn(bar_width=width))
-    return columns + [TextColumn(f"{{task.fields[{field}]}}") for field in ("loss", "speed", "left")]
-
-
-def _make_work_columns() -> "list[ProgressColumn]":
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    return [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()]
 
 
 def _describe_finished(event: "RunAlreadyFinished") -> list[str]:
@@ -239,35 +248,9 @@ def format_quantity(number: float, unit: str) -> str:
     return f"{number:.3g} {unit}"
 
 
-def _describe_plan(plan: "TrainingStarted") -> list[str]:
-    learnt = ""
-    if plan.learning != plan.parameters:
-        learnt = f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
-    memory = f"memory: weights, gradients and moments {format_quantity(plan.held, 'B')}; lmtool plan tells more"
-    what = "table" if plan.unit == "row" else "text"
-    if plan.steps is None or plan.epochs is None:
-        extent, passes = f"steps of {format_count(plan.batch_units, plan.unit)}", f"{plan.minutes:g} minutes"
-    else:
-        extent = f"steps {plan.first_step + 1:,} to {plan.steps:,}, {format_count(plan.batch_units, plan.unit)} each"
-        passes = f"{plan.epochs:{'.1f' if plan.epochs >= 1 else '.2g'}} passes over the {what}"
-    if plan.steps == 1:
-        extent, passes = (
-            f"one step of {format_count(plan.batch_units, plan.unit)}",
-            passes.replace("1.0 passes", "one pass"),
-        )
-    has_steps = plan.steps is None or plan.first_step < plan.steps
-    return [
-        f"model: {plan.parameters:,} parameters{learnt}; {plan.device}",
-        *([memory] if plan.held else []),
-        f"plan: {extent}, {passes}"
-        if has_steps
-        else f"plan: no more steps after {plan.first_step:,}, only measurements",
-    ]
-
-
 def _describe_timing(timed: "DurationEstimate") -> list[str]:
     padding = ", padding included" if timed.unit == "token" else ""
-    lines = [f"time: about {_clock(timed.seconds)} more here, at {timed.speed:,.0f} {timed.unit}s/s{padding}"]
+    lines = [f"time: about {_format_clock(timed.seconds)} more here, at {timed.speed:,.0f} {timed.unit}s/s{padding}"]
     if timed.patience is not None:
         lines[0] += f"; less where patience ({format_count(timed.patience, 'validation')}) ends it"
     if timed.pass_minutes is not None:
@@ -288,19 +271,16 @@ def _describe_end(event: "TrainingEnded", seconds: float, part: str) -> str:
     match event.reason:
         case "finished":
             place = f" at step {event.step}" if event.step > 1 else ""
-            return f"finished{place} after {_clock(seconds)}{best}"
+            return f"finished{place} after {_format_clock(seconds)}{best}"
         case "early":
-            return f"stopped early at step {event.step} after {_clock(seconds)}: validation did not improve{best}"
+            return (
+                f"stopped early at step {event.step} after {_format_clock(seconds)}: validation did not improve{best}"
+            )
         case "below":
-            return f"stopped at step {event.step} after {_clock(seconds)}: far below the baseline{best}"
+            return f"stopped at step {event.step} after {_format_clock(seconds)}: far below the baseline{best}"
     return f"interrupted and saved at step {event.step}{best}; lmtool resume continues"
 
 
-def _describe_validation(validation: "ValidationResult") -> str:
-    metrics = "".join(f"  {name} {value:.4f}" for name, value in validation.metrics.items())
-    return f"loss {validation.loss:.4f}{metrics}"
-
-
-def _clock(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     hours, rest = divmod(round(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"

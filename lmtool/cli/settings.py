@@ -128,8 +128,10 @@ def key_options(
 
     others: further options, as for `with_options`. See `with_options`, and `to_settings` for what they set.
     """
-    types = {key: type_ | None if made.default is None else type_ for key, (type_, made) in options.items()}
-    of_keys = {_flag_and_parameter(key, made)[1]: (types[key], made) for key, (_, made) in options.items()}
+    of_keys = {}
+    for key, (type_, made) in options.items():
+        _, name = _flag_and_parameter(key, made)
+        of_keys[name] = (type_ | None if made.default is None else type_, made)
     return with_options(of_keys | dict(others))
 
 
@@ -157,8 +159,12 @@ def with_sampling_options(
             try:
                 command(*arguments, **values)
             except UsageError as error:
+                # a name counts as that of a parameter if it has an underscore or a value follows it
+                words = "|".join(name if "_" in name else rf"{name}(?= is [-\d.]| [-\d.])" for name in flags)
+                name_of_parameter = re.compile(rf"(?<![-\w])({words})(?![-\w])")
                 error.what, error.where, error.fix = (
-                    _replace_names_by_flags(s, flags) for s in (error.what, error.where, error.fix)
+                    name_of_parameter.sub(lambda found: flags[found[1]], part)
+                    for part in (error.what, error.where, error.fix)
                 )
                 raise
 
@@ -167,13 +173,7 @@ def with_sampling_options(
     return decorated
 
 
-def _replace_names_by_flags(message: str, flags: Mapping[str, str]) -> str:
-    """Replaces names of parameters in a message by options, if the name has an underscore or a value follows it."""
-    words = "|".join(name if "_" in name else rf"{name}(?= is [-\d.]| [-\d.])" for name in flags)
-    return re.sub(rf"(?<![-\w])({words})(?![-\w])", lambda found: flags[found[1]], message)
-
-
-_form_option, _complete = (partial(made, panel="Form of the text") for made in (option, flag))
+_form_option = partial(option, panel="Form of the text")
 FORM_OPTIONS: dict[str, tuple[Any, Any]] = {
     "choices": (str | None, _form_option("A,B,C", "The text is one of these, without the spaces around each.")),
     "regex": (str | None, _form_option("REGEX", "The whole text matches this regular expression.")),
@@ -231,23 +231,22 @@ def to_settings(
     """
     from lmtool.recipe.load import Setting, parse_settings
 
-    flags = {key: _flag_and_parameter(key, made) for key, (_, made) in options.items() if key not in LABEL_OPTIONS}
     labels = values.get("labels", "auto")
     kind = {"tags": "tagging", "answers": "question-answering"}.get(labels)
     label_setting = ("objective.kind", kind) if kind else ("objective.task", None if labels == "auto" else labels)
     stated = [*others, (*label_setting, "--labels")]
-    stated += [(key, _read_value(key, values.get(name)), flag) for key, (flag, name) in flags.items()]
+    for key, (_, made) in options.items():
+        if key in LABEL_OPTIONS:
+            continue
+        as_typed, name = _flag_and_parameter(key, made)
+        value = values.get(name)
+        if key == "data.merge_labels" and value:
+            from lmtool.tasks.merges import read_label_merges
+
+            value = read_label_merges(value)
+        stated.append((key, value, as_typed))
     used = [one for one in stated if one[1] is not None and one[1] is not False and one[1] != []]
     return parse_settings(overrides or (), [Setting(*one) for one in used])
-
-
-def _read_value(key: str, value: Any) -> Any:
-    """Returns the value of a key for the value of its option."""
-    if key == "data.merge_labels" and value:
-        from lmtool.tasks.merges import read_label_merges
-
-        return read_label_merges(value)
-    return value
 
 
 def _flag_and_parameter(key: str, made: Any) -> tuple[str, str]:

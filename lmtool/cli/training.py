@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lmtool.cli.output import ReaderGone, put, put_data, tell, warn
+from lmtool.cli.output import ReaderGone, eprint, print_lines, print_text, warn
 from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
@@ -39,22 +39,21 @@ def run_training(
     """
     from lmtool.compute.processes import is_main_process
     from lmtool.report.dashboards import DashboardLoggers
-    from lmtool.runs.directory import REPORT
+    from lmtool.runs.directory import REPORT, Run
     from lmtool.tasks.results import Results
     from lmtool.training.events import RunAlreadyFinished, RunStarted, TrainingEnded, TrainingStarted, Warn
     from lmtool.training.job import SessionOptions
 
     stop = StopAtStep(notify=is_main_process() and not quiet)
+    path: Path | None = None
     reason = ""
     loggers = DashboardLoggers()
     with Display(shown=is_main_process(), quiet=quiet) as display, ExitStack() as stack:
         stack.callback(lambda: list(map(display.show, map(Warn, loggers.close()))))
-        command = ["lmtool", *sys.argv[1:]]
-        report, stops = display.report, stop.requested
         options = SessionOptions(
-            command,
-            report,
-            stops,
+            ["lmtool", *sys.argv[1:]],
+            display.report,
+            stop.requested,
             output,
             replace_aborted,
             until=until,
@@ -69,22 +68,30 @@ def run_training(
                     # in every process, not only the one that writes
                     stop.open()
                 case RunStarted() | RunAlreadyFinished():
-                    display.run = event.path
+                    path = event.path
                 case TrainingEnded():
                     reason = event.reason
                 case Results():
                     with suppress(ReaderGone):  # the run is finished all the same
-                        put(*event.lines()[: 1 if brief else None])
+                        print_lines(*event.lines()[: 1 if brief else None])
                     continue
             display.show(event)
-    if display.run is not None:
+    if path is not None:
         # a finished run lacks its page where the process was killed before it was written
-        if reason or not (display.run / REPORT).exists():
-            _write_report(display.run, quiet)
-        put_data(display.run)
+        if reason or not (path / REPORT).exists():
+            from lmtool.report.training import write_run_page  # it imports much
+
+            try:
+                page = write_run_page(Run.open(path))
+            except Exception as error:
+                warn([f"no report of this run: {first_line(error, 200)}"])
+            else:
+                if not quiet:
+                    eprint(f"report: {page}")
+        print_text(path)
     if reason == "interrupted" and stop.requested():
         raise typer.Exit(stop.exit_code)
-    return display.run
+    return path
 
 
 def resume_if_begun(output: Path | None, quiet: bool, until: float, profiles: bool) -> bool:
@@ -104,17 +111,3 @@ def resume_if_begun(output: Path | None, quiet: bool, until: float, profiles: bo
 
     run_training(partial(resume_with_own_recipe, output), quiet, until=until, profiles=profiles)
     return True
-
-
-def _write_report(run: Path, quiet: bool) -> None:
-    """Writes the page about a run into its directory and prints its path. A failure is a warning."""
-    from lmtool.report.training import write_run_page
-    from lmtool.runs.directory import Run
-
-    try:
-        page = write_run_page(Run.open(run))
-    except Exception as error:
-        warn([f"no report of this run: {first_line(error, 200)}"])
-        return
-    if not quiet:
-        tell(f"report: {page}")

@@ -75,7 +75,7 @@ class ShardedModel:
             try:
                 yield
             finally:
-                self._reset_fsdp_passes()
+                torch_private.reset_fsdp_passes_(self._sharded_modules)
                 root.reshard()
 
     @contextmanager
@@ -90,18 +90,11 @@ class ShardedModel:
             with self._compute.autocast():
                 yield
         finally:
-            self._reset_fsdp_passes()
+            torch_private.reset_fsdp_passes_(self._sharded_modules)
             for part in self._sharded_modules:
                 part.reshard()
             root.set_reshard_after_forward(True)
             root.set_reshard_after_forward(False, recurse=False)
-
-    def _reset_fsdp_passes(self) -> None:
-        """Lets the next pass begin anew: decoding runs some maps of a layer without others, in one process only.
-
-        A layer that waits for the others would otherwise keep its weights, which other processes gather again.
-        """
-        torch_private.reset_fsdp_passes_(self._sharded_modules)
 
 
 def _linears_by_layer(lm: LayeredModule) -> Iterator[list[nn.Module]]:

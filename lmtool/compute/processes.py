@@ -87,11 +87,9 @@ class World:
             return module.no_sync()
         # importing it takes a second, which only programs that shard have spent
         fsdp = sys.modules.get("torch.distributed.fsdp")
-        return (
-            _skip_fsdp_gradient_sync(module)
-            if fsdp is not None and isinstance(module, fsdp.FSDPModule)
-            else nullcontext()
-        )
+        if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+            return _skip_fsdp_gradient_sync(module)
+        return nullcontext()
 
     def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
         """Sums each value over all processes."""

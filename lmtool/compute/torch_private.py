@@ -26,7 +26,11 @@ def initialize_fsdp_(root: Any) -> None:
 
 
 def reset_fsdp_passes_(modules: Iterable[Any]) -> None:
-    """Lets the next pass of modules that `fully_shard` has sharded begin anew, whatever the last one left out."""
+    """Lets the next pass of modules that `fully_shard` has sharded begin anew, whatever the last one left out.
+
+    Decoding runs some maps of a layer without others, in one process only. A layer that waits for the others would
+    otherwise keep its weights, which other processes gather again.
+    """
     from torch.distributed.fsdp import fully_shard
 
     for module in modules:

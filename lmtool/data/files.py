@@ -37,6 +37,9 @@ READ_BYTES = 1 << 17
 _MAX_SUGGESTION_CANDIDATES = 10_000
 """Folder entries that are compared with the name of a missing file."""
 
+MAX_QUOTED_NAMES = 8
+"""Names that a message lists."""
+
 MAX_DOCUMENT_SEARCH_BYTES = 1 << 26
 """Bytes that are searched for the end of a document."""
 
@@ -62,10 +65,10 @@ def quote(text: str, limit: int = 60) -> str:
     return repr(text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 2 :]}")
 
 
-def quote_all(names: Sequence[str], max_names: int = 8) -> str:
-    """Quotes names from outside for a message; of more than `max_names` the first ones and the number of others."""
-    more = f" and {len(names) - max_names:,} more" if len(names) > max_names else ""
-    return ", ".join(quote(name, 40) for name in names[:max_names]) + more
+def quote_all(names: Sequence[str]) -> str:
+    """Quotes names from outside for a message: at most MAX_QUOTED_NAMES of them, and the number of the others."""
+    more = f" and {len(names) - MAX_QUOTED_NAMES:,} more" if len(names) > MAX_QUOTED_NAMES else ""
+    return ", ".join(quote(name, 40) for name in names[:MAX_QUOTED_NAMES]) + more
 
 
 def display_path(path: Path) -> str:

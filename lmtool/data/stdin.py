@@ -101,14 +101,8 @@ def replace_stdin_by_cached_file(kind: Literal["text", "table", "text or table"]
     lists of them, or Nones. kind: of standard input, unless it is Parquet or JSON lines. Raises UsageError if standard
     input is named twice, and DataError if it is empty.
     """
-    if sum([*(name if isinstance(name, list) else [name])].count(STDIN) for name in names) > 1:
-        raise UsageError("standard input can be read once", where=STDIN, fix="name it once")
 
-    def replace(name: Any) -> Any:
-        if isinstance(name, list):
-            return [*map(replace, name)]
-        if name != STDIN:
-            return name
+    def receive() -> Path:
         folder = cache_folder().absolute() / "standard-input"
         with make_parent_and_scratch_folder(folder) as scratch:
             received = _copy_stdin_to_file(scratch, "received")
@@ -117,9 +111,9 @@ def replace_stdin_by_cached_file(kind: Literal["text", "table", "text or table"]
             path = folder / f"standard-input-{sha256_of_file(received)[:16]}{_infer_suffix(head, text_suffix)}"
             with convert_write_errors(path):
                 replace_path(received, path)
-        return str(path)
+        return path
 
-    return [replace(name) for name in names]
+    return _replace_stdin(names, receive)
 
 
 def has_piped_input() -> bool:
@@ -183,10 +177,17 @@ def get_single_process_stdin() -> BinaryIO | None:
     return None if sys.stdin is None else sys.stdin.buffer
 
 
-def _replace_stdin(sources: Sequence[str], receive: Callable[[], Path]) -> list[str]:
-    if sources.count(STDIN) > 1:
+def _replace_stdin(names: Sequence[Any], receive: Callable[[], Path]) -> list[Any]:
+    """Returns names and lists of names with the result of `receive` in place of `-`, which may be named once."""
+    if sum([*(name if isinstance(name, list) else [name])].count(STDIN) for name in names) > 1:
         raise UsageError("standard input can be read once", where=STDIN, fix="name it once")
-    return [str(receive()) if source == STDIN else source for source in sources]
+
+    def replace(name: Any) -> Any:
+        if isinstance(name, list):
+            return [*map(replace, name)]
+        return str(receive()) if name == STDIN else name
+
+    return [replace(name) for name in names]
 
 
 def _copy_stdin_to_file(folder: Path, name: str) -> Path:

@@ -57,7 +57,7 @@ class NaiveBayesHead(nn.Linear):
     @torch.no_grad()
     def set_log_ratios_(self, body: "AveragingModel", batches: Sequence[Batch]) -> None:
         """Sets r by `log_count_ratios` from labelled texts in CPU memory. body: computes their features."""
-        members_BC = np.concatenate([_class_membership(batch, len(self.bias)) for batch in batches])
+        members_BC = np.concatenate([class_membership(batch, len(self.bias)) for batch in batches])
         self.ratios_CF.copy_(torch.from_numpy(log_count_ratios(body.sparse_feature_matrix(batches), members_BC)))
 
 
@@ -82,8 +82,8 @@ def log_count_ratios(features_BF: "csr_array", membership_BC: NDArray[np.float64
     return np.asarray(ratios_CF / (scale or 1.0))
 
 
-def _class_membership(batch: Batch, n_classes: int) -> NDArray[np.float64]:
-    """Returns 1 where a text belongs to a class, else 0 (B, C)."""
+def class_membership(batch: Batch, n_classes: int) -> NDArray[np.float64]:
+    """Returns 1 where a text belongs to a class, else 0 (B, C); of texts with numbers these (B, 1)."""
     if batch.labels_B is not None:
         return np.asarray(np.eye(n_classes)[batch.labels_B.numpy()])
     assert batch.values_BC is not None

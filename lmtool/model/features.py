@@ -58,11 +58,6 @@ class FrozenModelFeatures(nn.Module):
             layers = self._source[0].layer_outputs(batch)
         return cast(Tensor, self.mix(layers))
 
-    def combine_with_embeddings(self, embedded_BTD: Tensor, batch: Batch) -> Tensor:
-        """Returns embeddings and features, or features alone (B, T, D of both)."""
-        features_BTD = self(batch).to(embedded_BTD.dtype)
-        return torch.cat((embedded_BTD, features_BTD), -1) if self.concatenates else features_BTD
-
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves the other model too; torch calls this for moves to another device or dtype."""
         for source in self._source:

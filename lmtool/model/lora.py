@@ -57,7 +57,8 @@ class LoraLinear(JoinedLinear):
         return torch.cat([next(rows) if has else joined.new_zeros(width, joined.shape[1]) for width, has in parts])
 
     def _multiply_parts_by_up(self, down: Tensor, part_dim: int) -> Tensor:
-        """Returns each part's B times its rows of `down`, zeros for parts without an adapter, joined along `dim`."""
+        """Returns each part's B times its rows of `down`, zeros for parts without an adapter, joined along
+        `part_dim`."""
         downs, ups = iter(torch.split(down, self.rank, part_dim)), iter(torch.split(self.up_OR, self._adapted_widths))
         parts = []
         for width, has in zip(self.widths, self.has_adapter, strict=True):

@@ -107,7 +107,9 @@ class RecurrentModel(LanguageModel):
         """Returns what the first layer reads (B, T, input width): embeddings, features of another model, or both."""
         if self.features is None:
             return self.embed_tokens(batch.tokens_BT)
-        x_BTD = self.features.combine_with_embeddings(self.embedding(batch.tokens_BT), batch)
+        x_BTD = self.embedding(batch.tokens_BT)
+        features_BTD = self.features(batch).to(x_BTD.dtype)
+        x_BTD = torch.cat((x_BTD, features_BTD), -1) if self.features.concatenates else features_BTD
         return ops.dropout(x_BTD, self.dropout, self.training)
 
     def combine_for_head(self, h_BTD: Tensor, context_BTD: Tensor | None) -> Tensor:

@@ -160,7 +160,7 @@ def compute_vector_gradients(
     local_NKD = torch.cat([part.vectors_NKD for part in vectors])
     all_NKD, first = _gather_rows(local_NKD.detach(), world)
     known = [label_N for label_N in labels if label_N is not None]
-    all_labels_N = _gather_rows(torch.cat(known), world).rows if known else None
+    all_labels_N = _gather_rows(torch.cat(known), world)[0] if known else None
     all_NKD.requires_grad_()
     total = len(all_NKD) * objective.batch_loss(all_NKD, all_labels_N)
     (gradient_NKD,) = torch.autograd.grad(total, all_NKD)
@@ -176,20 +176,14 @@ def surrogate_loss(vectors: RowVectors, gradient_NKD: Tensor) -> Tensor:
     return total if vectors.auxiliary is None else total + vectors.auxiliary.sum()
 
 
-class _GatheredRowsWithStart(NamedTuple):
-    """The rows of all processes, in the order of ranks, and the index of the first row of this process."""
-
-    rows: Tensor
-    own_start: int
-
-
-def _gather_rows(tensor: Tensor, world: World) -> _GatheredRowsWithStart:
+def _gather_rows(tensor: Tensor, world: World) -> tuple[Tensor, int]:
+    """Returns the rows of all processes, in the order of ranks, and the index of the first row of this process."""
     if world.size == 1:
-        return _GatheredRowsWithStart(tensor, 0)
+        return tensor, 0
     rows = tensor.reshape(len(tensor), -1).cpu().numpy()
     parts = world.gather_arrays({world.rank: rows}, world.size, rows.dtype)
     gathered = torch.from_numpy(np.concatenate(parts)).to(tensor.device).view(-1, *tensor.shape[1:])
-    return _GatheredRowsWithStart(gathered, sum(map(len, parts[: world.rank])))
+    return gathered, sum(map(len, parts[: world.rank]))
 
 
 @dataclass(frozen=True)

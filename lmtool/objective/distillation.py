@@ -6,16 +6,14 @@ Shapes: B rows, T positions, M scored positions, D model width, V entries of the
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import HiddenOutput, LanguageModel
 from lmtool.model.heads import Classifier
-from lmtool.objective.base import Example, Loss, Objective, TextCutSettings
+from lmtool.objective.base import Example, Loss, Objective
 from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_loss
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
@@ -42,14 +40,8 @@ class DistillationObjective(Objective):
     teacher_task: Classification | None
     vocab_size: int
 
-    def choose_text_cut(self, context: int) -> TextCutSettings:
-        return self.student_objective.choose_text_cut(context)
-
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         return self.student_objective.collate(examples, training_fraction)
-
-    def collate_for_scoring(self, tokens_and_first_scored: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        return self.student_objective.collate_for_scoring(tokens_and_first_scored)
 
     def count_targets(self, batch: Batch) -> int:
         return self.student_objective.count_targets(batch)

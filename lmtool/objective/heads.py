@@ -56,9 +56,8 @@ class ClassificationObjective(HeadObjective):
         """Right-pads the rows. Examples without a label give a batch without labels."""
         fields: dict[str, Tensor] = {}
         if self.spec.lm_weight:
-            fields["targets_BT"], _ = pad_rows_right(
-                [np.append(example.tokens[1:], IGNORE) for example in examples], IGNORE
-            )
+            next_tokens = [np.append(example.tokens[1:], IGNORE) for example in examples]
+            fields["targets_BT"], _ = pad_rows_right(next_tokens, IGNORE)
         labels = [example.label for example in examples if example.label is not None]
         if labels and self.spec.task == "class":
             fields["labels_B"] = torch.from_numpy(np.stack(labels))[:, 0].long()
@@ -96,9 +95,8 @@ class ClassificationObjective(HeadObjective):
             raise ValueError(f"a batch without {'numbers' if self.spec.task == 'number' else 'labels'} has no loss")
         match self.spec.task:
             case "class":
-                smoothing, weights_C = (
-                    (self.spec.label_smoothing, self._class_weights_C) if is_training else (0.0, None)
-                )
+                smoothing = self.spec.label_smoothing if is_training else 0.0
+                weights_C = self._class_weights_C if is_training else None
                 weights_B = None if weights_C is None else weights_C.to(scores.device)[targets]
                 total = smoothed_cross_entropy(scores, targets, smoothing, weights_B)
             case "multi":

@@ -6,7 +6,6 @@ Shapes: B rows, T positions, D model width, M masked positions.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,13 +29,6 @@ DETECTION_ACCURACY = "detection-accuracy"
 
 REPLACED_RECALL = "replaced-found"
 """Metric: share of the replaced tokens that are detected."""
-
-
-class _LossWithDiscriminatorInputs(NamedTuple):
-    """The loss of generator and discriminator, and the tokens that the discriminator has read."""
-
-    loss: Loss
-    discriminator_inputs_BT: Tensor
 
 
 @dataclass(frozen=True)
@@ -82,22 +74,21 @@ class ReplacedTokensObjective(Objective):
         return model.unused_parameters() if isinstance(model, ReplacedTokenDetector) else []
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return self._fill_and_detect(model, batch, is_training=True).loss
+        return self._fill_and_detect(model, batch, is_training=True)[0]
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         """Returns the training loss without auxiliary losses, and the metrics."""
-        return self._fill_and_detect(model, batch).loss
+        return self._fill_and_detect(model, batch)[0]
 
     def sample_inputs(self, model: LanguageModel, batch: Batch) -> Batch:
         """Returns the batch as the discriminator reads it."""
-        return replace(batch, tokens_BT=self._fill_and_detect(model, batch).discriminator_inputs_BT)
+        return replace(batch, tokens_BT=self._fill_and_detect(model, batch)[1])
 
-    def _fill_and_detect(
-        self, model: LanguageModel, batch: Batch, is_training: bool = False
-    ) -> _LossWithDiscriminatorInputs:
+    def _fill_and_detect(self, model: LanguageModel, batch: Batch, is_training: bool = False) -> tuple[Loss, Tensor]:
         """Fills the masks by the generator, and detects the replaced tokens by the discriminator.
 
-        The loss has auxiliary losses in training, and else metrics.
+        Returns the loss of both, with auxiliary losses in training and else with metrics, and the tokens (B, T) that
+        the discriminator has read.
         """
         if not isinstance(model, ReplacedTokenDetector):
             raise ValueError("only a generator and its discriminator have replaced tokens")
@@ -124,13 +115,13 @@ class ReplacedTokensObjective(Objective):
         loss = add_auxiliary_loss(generator, auxiliary_B, batch.targets_BT)
         loss = add_auxiliary_loss(loss, self.spec.weight * nats_B, batch.targets_BT)
         if is_training:
-            return _LossWithDiscriminatorInputs(loss, tokens_BT)
+            return loss, tokens_BT
         is_right_BT = keep_BT & ((scores_BT > 0) == is_replaced_BT)
         metrics = {
             DETECTION_ACCURACY: (is_right_BT.sum(), int(keep_BT.sum())),
             REPLACED_RECALL: ((is_right_BT & is_replaced_BT).sum(), int(is_replaced_BT.sum())),
         }
-        return _LossWithDiscriminatorInputs(replace(loss, metrics=metrics), tokens_BT)
+        return replace(loss, metrics=metrics), tokens_BT
 
 
 def _add_draws_for_masks(batch: Batch, rngs: Sequence[np.random.Generator]) -> Batch:

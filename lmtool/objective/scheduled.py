@@ -73,18 +73,14 @@ def sample_input_tokens(model: LanguageModel, batch: Batch) -> Batch:
     if model.recurrent and not drawn_BT.any():
         return replace(batch, draws_BT=draws_BT)
     with evaluation_mode(model), torch.no_grad():
-        sample = _sample_step_by_step if model.recurrent else _sample_in_one_pass
-        tokens_BT = sample(model, batch, draws_BT)
+        if model.recurrent:
+            tokens_BT = _sample_step_by_step(model, batch, draws_BT)
+        else:
+            hidden_BTD, tokens_BT = model(batch).hidden_BTD, batch.tokens_BT.clone()
+            tokens_BT[drawn_BT] = sample_tokens(model, hidden_BTD[:, :-1][drawn_BT[:, 1:]], draws_BT[drawn_BT])
     # torch 2.10 would reuse weights that autocast cast here, without gradients, in the training pass
     torch.clear_autocast_cache()
     return replace(batch, tokens_BT=tokens_BT, draws_BT=draws_BT)
-
-
-def _sample_in_one_pass(model: LanguageModel, batch: Batch, draws_BT: Tensor) -> Tensor:
-    hidden_BTD = model(batch).hidden_BTD
-    tokens_BT, drawn_BT = batch.tokens_BT.clone(), draws_BT >= 0
-    tokens_BT[drawn_BT] = sample_tokens(model, hidden_BTD[:, :-1][drawn_BT[:, 1:]], draws_BT[drawn_BT])
-    return tokens_BT
 
 
 def _sample_step_by_step(model: LanguageModel, batch: Batch, draws_BT: Tensor) -> Tensor:

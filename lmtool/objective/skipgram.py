@@ -96,8 +96,13 @@ class SkipGramObjective(Objective):
         targets_BN = batch.required_targets_BT
         output: HiddenOutput = model(batch)
         hidden_BD = self._input_vectors(output, batch)
+
+        def softmax_loss(logits_BV: Tensor, part: slice) -> Tensor:
+            log_p_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)).log_softmax(-1)
+            return -(log_p_BV.gather(1, targets_BN[part].clamp(min=0)) * (targets_BN[part] != IGNORE)).sum()
+
         if batch.negatives_BK is None:
-            total = self._softmax_loss(model, hidden_BD, targets_BN)
+            total = chunked_loss(model, hidden_BD, softmax_loss)
         else:
             (table_VD,) = model.head_parameters()
             total = negative_sampling_loss(hidden_BD, table_VD, targets_BN, batch.negatives_BK)
@@ -107,16 +112,6 @@ class SkipGramObjective(Objective):
     def _input_vectors(output: HiddenOutput, batch: Batch) -> Tensor:
         """Returns the vector (B, D) that each row's targets are predicted from."""
         return output.hidden_BTD[:, 0]
-
-    @staticmethod
-    def _softmax_loss(model: LanguageModel, hidden_BD: Tensor, targets_BN: Tensor) -> Tensor:
-        """Returns -log p of all context words, with the logits of one chunk of centres in memory at a time."""
-
-        def loss_from_logits(logits_BV: Tensor, part: slice) -> Tensor:
-            log_p_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)).log_softmax(-1)
-            return -(log_p_BV.gather(1, targets_BN[part].clamp(min=0)) * (targets_BN[part] != IGNORE)).sum()
-
-        return chunked_loss(model, hidden_BD, loss_from_logits)
 
     @cached_property
     def _word_counts_V(self) -> IntArray:

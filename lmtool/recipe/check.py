@@ -132,7 +132,9 @@ def _explain_error(error_type: str, location: _ErrorLocation, tree: Any) -> tupl
     value: Any = reduce(getitem, path, tree)
     if not options:
         return path, _explain_wrong_value(value, spec, str(path[-1]), error_type)
-    kinds = list(options) if len(options) > 1 else _list_plain_kinds(next(iter(options.values())))
+    kinds, only = list(options), next(iter(options.values()))
+    if len(options) == 1:  # its kind is a plain choice, or absent
+        kinds = describe_values(only, "kind") if "kind" in only.model_fields else []
     if not isinstance(value, Mapping):
         example = f"{{kind: {value}}}" if value in kinds else "its keys below it, or leave it out"
         return path, f"{format_value(value)} is not a mapping; write {example}"
@@ -141,11 +143,6 @@ def _explain_error(error_type: str, location: _ErrorLocation, tree: Any) -> tupl
         return (*path, "kind"), f"missing; {join_with_or(kinds)}"
     guess = find_nearest(kind, kinds) if isinstance(kind, str) else None
     return (*path, "kind"), f"{format_value(kind)} is not {join_with_or(kinds)}{did_you_mean(guess)}"
-
-
-def _list_plain_kinds(spec: type[Spec]) -> list[str]:
-    """Returns the kinds of a field with one spec, whose kind is a plain choice or absent."""
-    return describe_values(spec, "kind") if "kind" in spec.model_fields else []
 
 
 def _explain_wrong_value(value: object, spec: type[Spec], name: str, error_type: str) -> str:

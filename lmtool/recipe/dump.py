@@ -11,6 +11,7 @@ from lmtool.recipe.spec.recipe import Recipe
 _BARE = re.compile(r"[A-Za-z][\w./+-]*( [\w./+-]+)*", re.ASCII)
 # Booleans in YAML 1.1.
 _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+_ESCAPES = str.maketrans({'"': r"\"", "\\": r"\\", "\n": r"\n"})
 
 
 def dump_yaml(recipe: Recipe, origins: Mapping[str, str] | None = None) -> str:
@@ -50,7 +51,10 @@ def _format_value(value: object) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{_format_value(key)}: {_format_value(item)}' for key, item in value.items())}}}"
     if isinstance(value, str):
-        return value if _BARE.fullmatch(value) and value.lower() not in _AMBIGUOUS else _double_quote(value)
+        if _BARE.fullmatch(value) and value.lower() not in _AMBIGUOUS:
+            return value
+        escaped = value.translate(_ESCAPES)
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped) + '"'
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)
@@ -58,15 +62,7 @@ def _format_value(value: object) -> str:
     return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
 
 
-_ESCAPES = str.maketrans({'"': r"\"", "\\": r"\\", "\n": r"\n"})
-
-
-def _double_quote(text: str) -> str:
-    """Returns a printable YAML string in double quotes on one line."""
-    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in text.translate(_ESCAPES)) + '"'
-
-
-def schema() -> str:
+def recipe_json_schema() -> str:
     """Returns the JSON Schema of recipes, for completion and documentation in editors."""
     tree = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
     return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"

@@ -83,12 +83,6 @@ def choose_epochs(n_rows: int, is_published: bool) -> int:
     return min(MAX_EPOCHS, max(epochs, math.ceil(least_steps * BATCH_ROWS / max(1, n_rows))))
 
 
-def choose_epochs_of_few_rows(n_rows: int, is_published: bool) -> int:
-    """Chooses the epochs over a table of less than FEW_ROWS rows. is_published: see `choose_epochs`."""
-    least_steps = MIN_STEPS_OF_FEW_ROWS if is_published else 2 * MIN_STEPS_OF_FEW_ROWS
-    return max(MAX_EPOCHS, math.ceil(least_steps * FEW_TARGETS_BATCH / max(1, n_rows)))
-
-
 HeadKind = Literal["classification", "tagging", "question-answering", "embedding"]
 """Kinds of objectives that put a head on a model, or train its vectors of texts."""
 
@@ -135,7 +129,9 @@ def resolve_finetuning(parent: ParentRun, table: TableProperties, settings: Sequ
         steps = max(MIN_CONTRASTIVE_STEPS, math.ceil(CONTRASTIVE_EPOCHS * table.n_rows / batch_size))
         values = CONTRASTIVE_VALUES | _linear_head_values(parent, recipe, is_frozen=False)
         recipe = recipe.with_unvalidated_values(values | {"training.batch_size": batch_size, "training.steps": steps})
-    penalties = _find_penalties_without_optimizer(recipe, settings)
+    penalties = [setting for setting in settings if setting.key == "optimizer.l2"]
+    if isinstance(recipe.optimizer, Lbfgs) or any(one.key in ("optimizer", "optimizer.kind") for one in settings):
+        penalties = []  # of the optimizer that takes them
     chosen = apply_settings(recipe, source, name, [one for one in settings if one not in penalties]).recipe
     is_probe = _is_linear_probe(chosen, settings)
     if penalties and not is_probe:
@@ -204,13 +200,6 @@ def requests_gradient_training(settings: Sequence[Setting]) -> bool:
     )
 
 
-def _find_penalties_without_optimizer(recipe: Recipe, settings: Sequence[Setting]) -> list[Setting]:
-    """Returns the settings of `optimizer.l2` if neither the recipe nor a setting has the optimizer that takes it."""
-    if isinstance(recipe.optimizer, Lbfgs) or any(one.key in ("optimizer", "optimizer.kind") for one in settings):
-        return []
-    return [setting for setting in settings if setting.key == "optimizer.l2"]
-
-
 def _linear_head_values(parent: ParentRun, recipe: Recipe, is_frozen: bool) -> dict[str, object]:
     """Returns the values of a linear head on the vector of a text: the vector that the model was trained to give, the
     last state of a frozen decoder, or else the mean."""
@@ -265,7 +254,9 @@ def make_table_recipe(parent: ParentRun, table: TableProperties) -> Recipe:
     epochs, batch_size, data = choose_epochs(n_rows, is_published), BATCH_ROWS, Data()
     if n_rows < FEW_ROWS and (table.targets_are_text or table.head == "classification"):
         batch_size = FEW_TARGETS_BATCH if table.targets_are_text else FEW_LABELS_BATCH
-        epochs, data = choose_epochs_of_few_rows(n_rows, is_published), Data(valid_fraction=0)
+        least_steps = MIN_STEPS_OF_FEW_ROWS if is_published else 2 * MIN_STEPS_OF_FEW_ROWS
+        epochs = max(MAX_EPOCHS, math.ceil(least_steps * FEW_TARGETS_BATCH / max(1, n_rows)))
+        data = Data(valid_fraction=0)
     recipe = Recipe(
         description=f"fine-tuned from {parent.name}",
         seed=base.seed,
@@ -300,9 +291,9 @@ def with_dependent_values(recipe: Recipe, recipe_with_settings: Recipe, n_rows: 
         `choose_epochs`.
     """
     training, tuning = recipe_with_settings.training, recipe_with_settings.tuning
-    n_train = (
-        n_rows if recipe_with_settings.data.valid else n_rows - round(n_rows * recipe_with_settings.data.valid_fraction)
-    )
+    data, n_train = recipe_with_settings.data, n_rows
+    if not data.valid:
+        n_train -= round(n_rows * data.valid_fraction)
     steps = training.steps
     if training.epochs is not None:
         steps = math.ceil(training.epochs * n_train / training.batch_size)
@@ -314,7 +305,7 @@ def with_dependent_values(recipe: Recipe, recipe_with_settings: Recipe, n_rows: 
         values["schedule.warmup_steps"] = math.ceil(steps / 10)
         if isinstance(recipe.objective, Classification | Embedding):
             # each validation fits a head, and few or training rows would select by chance
-            is_chosen = recipe_with_settings.data.valid or training.minutes or n_rows - n_train >= MIN_HELD_OUT_ROWS
+            is_chosen = data.valid or training.minutes or n_rows - n_train >= MIN_HELD_OUT_ROWS
             is_contrastive = getattr(recipe.objective, "contrastive", False)
             if is_contrastive or not is_chosen:
                 values |= {"evaluation.every": steps, "checkpoint.every": steps, "evaluation.patience": None}

@@ -146,7 +146,12 @@ def load(name: str | Path, settings: Assignments = (), *, inferred: Sequence[Set
     Raises UsageError when there is no such recipe; RecipeError with one line for each mistake in it.
     """
     file, source, document = _open_recipe(name)
-    _resolve_tokenizer_path_(document.value, file.parent)
+    tokenizer = document.value.get("tokenizer")
+    path = tokenizer.get("path") if isinstance(tokenizer, dict) else None
+    if isinstance(tokenizer, dict) and isinstance(path, str) and not os.path.exists(path):
+        # a path that is relative to the recipe's folder, as in a run, is valid from elsewhere
+        beside = os.path.join(file.parent, path)
+        tokenizer["path"] = beside if os.path.exists(beside) else path
     return _resolve_document(document, source, file.stem, parse_settings(settings), inferred)
 
 
@@ -165,7 +170,15 @@ def _open_recipe(name: str | Path) -> tuple[Path, str, YamlDocument]:
     """Returns the file of a recipe, its name in messages, and its content, a mapping."""
     file = find_recipe(name)
     source = file.name if str(name) in shipped_recipes() else shorten(str(name), 200)
-    document = copy.deepcopy(_parse_file(_read_recipe_file(file, source), source))
+    try:
+        text = durable.read_file(file, MAX_RECIPE_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise RecipeError([f"{source}: {error.strerror}; a recipe is a short YAML file"]) from error
+        raise ResourceError(f"cannot read the recipe: {error.strerror}", where=source) from error
+    except UnicodeDecodeError as error:
+        raise RecipeError([f"{source}: byte {error.start} is not UTF-8; a recipe is YAML text"]) from error
+    document = copy.deepcopy(_parse_file(text, source))
     if document.mistakes and document.value is None:
         raise RecipeError([str(mistake) for mistake in document.mistakes])
     if not isinstance(document.value, dict):
@@ -179,15 +192,6 @@ def _open_recipe(name: str | Path) -> tuple[Path, str, YamlDocument]:
 def _parse_file(text: str, source: str) -> YamlDocument:
     """Caches the document, because a command resolves a recipe before and after it knows its data."""
     return parse_yaml(text, source)
-
-
-def _resolve_tokenizer_path_(tree: dict[str, Any], folder: Path) -> None:
-    """Makes a tokenizer path that is relative to the recipe's folder, as in a run, valid from elsewhere."""
-    tokenizer = tree.get("tokenizer")
-    path = tokenizer.get("path") if isinstance(tokenizer, dict) else None
-    if isinstance(tokenizer, dict) and isinstance(path, str) and not os.path.exists(path):
-        beside = os.path.join(folder, path)
-        tokenizer["path"] = beside if os.path.exists(beside) else path
 
 
 def apply_settings(recipe: Recipe, source: str, name: str, settings: Sequence[Setting]) -> ResolvedRecipe:
@@ -215,17 +219,6 @@ def _resolve_document(
 
 _KINDS: Mapping[type, str] = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
 """Names of file contents that are no mapping."""
-
-
-def _read_recipe_file(file: Path, source: str) -> str:
-    try:
-        return durable.read_file(file, MAX_RECIPE_BYTES).decode("utf-8-sig")
-    except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise RecipeError([f"{source}: {error.strerror}; a recipe is a short YAML file"]) from error
-        raise ResourceError(f"cannot read the recipe: {error.strerror}", where=source) from error
-    except UnicodeDecodeError as error:
-        raise RecipeError([f"{source}: byte {error.start} is not UTF-8; a recipe is YAML text"]) from error
 
 
 _BUDGETS = ("epochs", "min_steps", "tokens", "minutes")
@@ -326,12 +319,18 @@ def _parse_setting(argument: str) -> Iterator[Setting]:
         text = text.strip()
     key = key.strip()
     path: KeyPath = tuple(key.split("."))
+    types = [field.annotation for field in _find_fields(path)]
+    accepts_null = any(one in (str | None, Strings | None) for one in types)
+    needs_no_quotes = accepts_null or any(one in (str, tuple[str, ...]) for one in types)
     if not equals or not key:
         yield Setting("", None, flag, mistake="write KEY=VALUE, such as training.steps=500")
-    elif not _find_fields(path):
+    elif not types:
         yield Setting(key, None, flag, mistake=f"unknown key{_format_suggestion_for_unknown_key(path)}")
-    elif _accepts_plain_text(path) and not (text.strip() == "null" and _accepts_null(path)):
-        yield Setting(key, _parse_list_or_text(text), flag)
+    elif needs_no_quotes and not (accepts_null and text.strip() == "null"):
+        # only a list or quoted text is YAML here: `ROMEO:` is not a mapping
+        document = parse_yaml(text, "") if text.startswith(("[", '"', "'")) else YamlDocument()
+        is_yaml = not document.mistakes and isinstance(document.value, str | list)
+        yield Setting(key, document.value if is_yaml else text, flag)
     elif _RELATIVE.fullmatch(text.strip()) and isinstance(addend := parse_scalar(text.strip()), int | float):
         yield Setting(key, addend, flag, adds=True)
     elif mistakes := (document := parse_yaml(text, flag)).mistakes:
@@ -344,12 +343,8 @@ def _split_setting(path: KeyPath, value: object, flag: str) -> Iterator[Setting]
     """Yields the settings of a value; a part of the recipe sets each of its keys, its kind first."""
     fields = _find_fields(path)
     if not fields:
-        yield Setting(
-            dotted_key(path),
-            None,
-            flag,
-            mistake=f"{dotted_key(path)}: unknown key{_format_suggestion_for_unknown_key(path)}",
-        )
+        mistake = f"{dotted_key(path)}: unknown key{_format_suggestion_for_unknown_key(path)}"
+        yield Setting(dotted_key(path), None, flag, mistake=mistake)
     elif isinstance(value, dict) and value and any(map(specs_by_kind, fields)):
         for key in sorted(value, key=lambda key: key != "kind"):
             yield from _split_setting((*path, *key.split(".")), value[key], flag)
@@ -360,25 +355,6 @@ def _split_setting(path: KeyPath, value: object, flag: str) -> Iterator[Setting]
 def _find_fields(path: KeyPath) -> list[FieldInfo]:
     """Returns the fields at a path, of every kind along it; none for an unknown key."""
     return [owner.model_fields[str(path[-1])] for owner in specs_with_key(path)]
-
-
-def _accepts_plain_text(path: KeyPath) -> bool:
-    """Returns whether the value at `path` is a text or a list of texts, which needs no quotes."""
-    return _accepts_null(path) or any(field.annotation in (str, tuple[str, ...]) for field in _find_fields(path))
-
-
-def _accepts_null(path: KeyPath) -> bool:
-    """Returns whether the value at `path` is a text or a list of texts, or null."""
-    return any(field.annotation in (str | None, Strings | None) for field in _find_fields(path))
-
-
-def _parse_list_or_text(text: str) -> object:
-    """Parses a YAML list or quoted text; returns other text verbatim: `ROMEO:` is not a mapping here."""
-    if text.startswith(("[", '"', "'")):
-        document = parse_yaml(text, "")
-        if not document.mistakes and isinstance(document.value, str | list):
-            return document.value
-    return text
 
 
 def _format_suggestion_for_unknown_key(path: KeyPath) -> str:

@@ -112,15 +112,11 @@ class InferredChoice:
 
     def is_overridden(self, keys: Sequence[str]) -> bool:
         """Returns whether one of the keys that the user has set overrides the choice."""
-        return any(_keys_overlap(key, deciding) for key in keys for deciding in self.decided_by or {self.key})
+        pairs = [(f"{key}.", f"{deciding}.") for key in keys for deciding in self.decided_by or {self.key}]
+        return any(key.startswith(deciding) or deciding.startswith(key) for key, deciding in pairs)
 
     def __str__(self) -> str:
         return f"{self.topic}: {self.reason} (-s {self.key})"
-
-
-def _keys_overlap(one: str, other: str) -> bool:
-    """Returns whether two dotted keys are equal, or one is a part of the other."""
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def resolve_default_recipe(settings: Sequence[Setting], text: TextStatistics | None = None) -> ResolvedRecipe:
@@ -129,7 +125,9 @@ def resolve_default_recipe(settings: Sequence[Setting], text: TextStatistics | N
     text: None before it is read; the sizes are then those of an average text.
     Raises RecipeError for settings that are wrong for every text.
     """
-    width, keys = _find_width(settings), [setting.key for setting in settings]
+    keys = [setting.key for setting in settings]
+    widths = [setting.value for setting in settings if setting.key == "model.d_model" and not setting.adds]
+    width = widths[-1] if widths and isinstance(widths[-1], int) and widths[-1] > 0 else None
     layers = _choose_layer_sizes(width or DEFAULT_WIDTH)
     resolved = load(DEFAULT_RECIPE, settings, inferred=_to_settings([layers], keys))
     if text is None:
@@ -227,12 +225,6 @@ def _choose_layer_sizes(width: int) -> InferredChoice:
     """Chooses heads of 64 or more, and a gated feed-forward network with as many weights as one of four widths."""
     heads = next((n for n in range(width // 64, 1, -1) if width % n == 0 and width // n % 2 == 0), 1)
     return InferredChoice("layers", "", {"model.n_heads": heads, "model.d_ff": 32 * max(1, round(width / 12))})
-
-
-def _find_width(settings: Sequence[Setting]) -> int | None:
-    """Returns the width that the user has set, or None."""
-    widths = [setting.value for setting in settings if setting.key == "model.d_model" and not setting.adds]
-    return widths[-1] if widths and isinstance(widths[-1], int) and widths[-1] > 0 else None
 
 
 def _to_settings(inferred: Sequence[InferredChoice], keys: Sequence[str]) -> list[Setting]:

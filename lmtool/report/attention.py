@@ -57,7 +57,12 @@ def render_attention_page(
     data = {"parts": [_pack_weights_as_base64(part) for part in attention.parts], "start": start}
     sections = [Section("Weights", Markup("\n").join((render("attention.html"), embed_json("attention-data", data))))]
     if attribution is not None:
-        sections.append(Section("Words that decided", _render_attribution(attribution)))
+        columns = ("word", *(name for name, _ in attribution.columns()))
+        rounded = ([round(value, 4) for value in values] for _, values in attribution.columns())
+        rows = zip(attribution.words, *rounded, strict=True)
+        score = f"{printable(attribution.label)}, {attribution.score:.3f}"
+        caption = f"Prediction: {score if attribution.label else f'{attribution.score:.4g}'}"
+        sections.append(Section("Words that decided", table(columns, rows, caption=caption, row_headers=True)))
     lead = printable(f"{attention.run}, step {attention.step}")
     return page("Attention", sections, lead=lead, styles=["attention.css"], scripts=["attention.js"])
 
@@ -74,15 +79,6 @@ def _pack_weights_as_base64(attention: AttentionWeights) -> dict[str, object]:
         "heads": weights.shape[1],
         "weights": base64.b64encode(weights.tobytes()).decode("ascii"),
     }
-
-
-def _render_attribution(attribution: WordAttribution) -> Markup:
-    columns = ("word", *(name for name, _ in attribution.columns()))
-    rounded = ([round(value, 4) for value in values] for _, values in attribution.columns())
-    rows = zip(attribution.words, *rounded, strict=True)
-    score = f"{printable(attribution.label)}, {attribution.score:.3f}"
-    caption = f"Prediction: {score if attribution.label else f'{attribution.score:.4g}'}"
-    return table(columns, list(rows), caption=caption, row_headers=True)
 
 
 def format_attention_head(attention: AttentionWeights, layer: int, head: int | None, width: int) -> Iterator[Text]:
@@ -110,8 +106,11 @@ def format_attention_head(attention: AttentionWeights, layer: int, head: int | N
             name = f"{i:{n_digits}} {query}"
             line = Text(set_cell_size(name, label))
             for weight in row.tolist():
-                percent = round(100 * weight)
-                line.append(f"{percent or '·':>{cell}}", style=_make_rich_shade_style(weight) if percent else "")
+                percent, share = round(100 * weight), min(1.0, weight)
+                # a background from white to blue, and the colour of text that is legible on it
+                red, green, blue = (round(255 + share * (full - 255)) for full in (31, 95, 191))
+                shade = f"{'white' if share > 0.55 else 'black'} on rgb({red},{green},{blue})"
+                line.append(f"{percent or '·':>{cell}}", style=shade if percent else "")
             yield line
 
 
@@ -132,13 +131,6 @@ def format_attribution(attribution: WordAttribution) -> Iterator[Text]:
     yield Text(f"{label} {attribution.score:.4g}; what each word adds:")
     columns = [(name, *(f"{value:.3f}" for value in values)) for name, values in attribution.columns()]
     yield from map(Text, align_columns(list(zip(("word", *attribution.words), *columns, strict=True))))
-
-
-def _make_rich_shade_style(weight: float) -> str:
-    """Returns a style of rich: a background from white to blue, and the text colour that is legible on it."""
-    share = min(1.0, weight)
-    red, green, blue = (round(255 + share * (full - 255)) for full in (31, 95, 191))
-    return f"{'white' if share > 0.55 else 'black'} on rgb({red},{green},{blue})"
 
 
 def _wrap_items(items: Iterable[str], width: int) -> Iterator[Text]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 from rich.cells import cell_len
 
-from lmtool.report.numbers import choose_log_ticks, choose_ticks, find_nonempty_range, format_share, format_tick
+from lmtool.report.numbers import choose_log_ticks, choose_ticks, find_nonempty_range, format_tick
 from lmtool.report.page import N_COLOURS, TableCell, escape_controls, figure, read_asset, render, table
 
 CHART_SIZES = {"wide": (900, 340), "narrow": (420, 290), "": (560, 300)}
@@ -150,8 +150,14 @@ class LineChart:
         xs = [x for x, _ in self._points]
         scaled, scaled_y = (math.log10 if is_log else float for is_log in (self.log_x, self.log_y))
         low_x, high_x = find_nonempty_range([scaled(x) for x in xs])
-        range_y = find_nonempty_range([scaled_y(y) for y in self.y_values])
-        low_y, high_y = self.y_range or _pad_range(*range_y, start_at_zero=not self.log_y)
+        if self.y_range is not None:
+            low_y, high_y = self.y_range
+        else:
+            low_y, high_y = find_nonempty_range([scaled_y(y) for y in self.y_values])
+            room = 0.04 * (high_y - low_y)
+            # a range that begins near 0 begins at 0
+            low_y = 0.0 if not self.log_y and 0 <= low_y < room * 4 else low_y - room
+            high_y += room
         y_ticks = (choose_log_ticks if self.log_y else choose_ticks)(low_y, high_y, 8)
         # 26 pixels for the name of the axis and the space around it
         left = max([LEFT, *(26 + math.ceil(_estimate_pixels(format_tick(tick))) for tick in y_ticks)])
@@ -223,8 +229,8 @@ class HeatMap:
 
     def list_shaded_cell_ranges(self, row: Sequence[float], max_value: float) -> list[ShadedCellRange]:
         """Returns the ranges of equally shaded cells in a row, except blank ones."""
-        shares = [value / max_value if max_value > 0 else 0.0 for value in row]
-        shades = [format_share(share) if share >= 0.005 else "" for share in shares]
+        shares = [min(1.0, value / max_value) if max_value > 0 else 0.0 for value in row]
+        shades = [f"{share:.3f}".rstrip("0").rstrip(".") if share >= 0.005 else "" for share in shares]
         groups = [list(cells) for _, cells in groupby(range(len(row)), shades.__getitem__)]
         return [ShadedCellRange(cells[0], len(cells), shades[cells[0]]) for cells in groups if shades[cells[0]]]
 
@@ -280,12 +286,6 @@ def _drop_overlapping_ticks(axis: Axis) -> list[float]:
             chosen.append(tick)
             end = place + half
     return chosen
-
-
-def _pad_range(low: float, high: float, *, start_at_zero: bool) -> tuple[float, float]:
-    """Widens a range by 4 % on each side. start_at_zero: a range that begins near 0 begins at 0."""
-    room = 0.04 * (high - low)
-    return (0.0 if start_at_zero and 0 <= low < room * 4 else low - room), high + room
 
 
 def _estimate_pixels(text: str) -> float:

@@ -84,7 +84,13 @@ class DashboardLoggers:
         run, recipe = Run.open(self._started.path), self._started.recipe
         for name in recipe.logging:
             try:
-                self._open[name] = _open_logger(name, run, recipe, step)
+                match name:
+                    case "tensorboard":
+                        self._open[name] = _TensorBoard(run, step)
+                    case "wandb":
+                        self._open[name] = _WeightsAndBiases(run, recipe)
+                    case "mlflow":
+                        self._open[name] = _BufferedMLflow(run, recipe)
             except Exception as error:
                 reason = _format_error(error)
                 if isinstance(error, ModuleNotFoundError):
@@ -107,16 +113,6 @@ class DashboardLoggers:
                         logger.close()
                 warnings.append(f"no more is logged to {name}: {_format_error(error)}")
         return warnings
-
-
-def _open_logger(name: LoggerName, run: Run, recipe: Recipe, step: int) -> DashboardLogger:
-    match name:
-        case "tensorboard":
-            return _TensorBoard(run, step)
-        case "wandb":
-            return _WeightsAndBiases(run, recipe)
-        case "mlflow":
-            return _BufferedMLflow(run, recipe)
 
 
 def _format_error(error: Exception) -> str:

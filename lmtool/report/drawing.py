@@ -293,7 +293,12 @@ def format_model_lines(drawing: ModelDrawing, width: int, *, ascii_only: bool = 
     yield from drawing.notes
     yield from format_masks(drawing.masks, ascii_only)
     yield from ("", f"position: {drawing.signal.sentence}")
-    yield from _format_positions(drawing.signal, width, ascii_only)
+    if chart := drawing.signal.chart:
+        yield f"{chart.y}, by {chart.x}"
+        yield from plot_lines([(line.name, line.points) for line in chart.lines], width, ascii_only=ascii_only)
+    elif signal_rows := drawing.signal.rows:
+        yield "positions down, components across, from -1 to 1"
+        yield from shade_matrix([[(value + 1) / 2 for value in row[1:]] for row in signal_rows], ascii_only=ascii_only)
 
 
 def format_masks(masks: Sequence[MaskPicture], ascii_only: bool) -> Iterator[str]:
@@ -310,15 +315,6 @@ def _describe_flops(drawing: ModelDrawing) -> str:
 
 def _describe_cell(mask: MaskPicture) -> str:
     return f"; a cell is {mask.cell} x {mask.cell} positions" if mask.cell > 1 else ""
-
-
-def _format_positions(signal: PositionDescription, width: int, ascii_only: bool) -> Iterator[str | Text]:
-    if chart := signal.chart:
-        yield f"{chart.y}, by {chart.x}"
-        yield from plot_lines([(line.name, line.points) for line in chart.lines], width, ascii_only=ascii_only)
-    elif signal.rows:
-        yield "positions down, components across, from -1 to 1"
-        yield from shade_matrix([[(value + 1) / 2 for value in row[1:]] for row in signal.rows], ascii_only=ascii_only)
 
 
 def render_model_page(drawing: ModelDrawing) -> str:

@@ -33,7 +33,12 @@ def compute_forward_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
     Raises UsageError for models without such a head, and for wide ones.
     """
     spec = recipe.model
-    if not isinstance(spec, Transformer) or not _has_plain_heads(spec) or spec.d_model > MAX_WIDTH:
+    if (
+        not isinstance(spec, Transformer)
+        or (spec.mixer, spec.score, spec.qk_norm) != ("attention", "scaled-dot", "none")
+        or spec.position.kind == "disentangled"
+        or spec.d_model > MAX_WIDTH
+    ):
         plain = f"Transformers at most {MAX_WIDTH} wide, of scaled dot products of plain queries and keys"
         fix = "name one, with -s model.d_model=6 -s model.n_heads=1"
         raise UsageError(f"--numbers are for {plain}", where="model", fix=fix)
@@ -75,11 +80,6 @@ def compute_forward_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
         ("A V", a_TT @ v_TH),
         *network_steps,
     ]
-
-
-def _has_plain_heads(spec: Transformer) -> bool:
-    kinds = spec.mixer, spec.score, spec.qk_norm
-    return kinds == ("attention", "scaled-dot", "none") and spec.position.kind != "disentangled"
 
 
 def _compute_feed_forward_steps(network: FeedForward, x_TD: Tensor) -> list[tuple[str, Tensor]]:

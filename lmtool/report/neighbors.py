@@ -58,14 +58,10 @@ def format_neighbors(neighbors: Neighbors, *, numbered: bool = False) -> Iterato
     for number, neighbor in enumerate(neighbors.nearest, 1):
         line = f"{neighbor.similarity:.3f}  {neighbor.word}"
         if neighbor.text is not None:
-            line = f"{neighbor.similarity:.3f}  {neighbor.word:{wide}}  {_cut_excerpt(neighbor.text, neighbor.start)}"
+            first, last = max(0, neighbor.start - CHARACTERS_BEFORE), neighbor.start + CHARACTERS_AFTER
+            excerpt = ("…" if first else "") + neighbor.text[first:last] + ("…" if last < len(neighbor.text) else "")
+            line = f"{neighbor.similarity:.3f}  {neighbor.word:{wide}}  {excerpt}"
         yield f"{number:>3}  {line}" if numbered else line
-
-
-def _cut_excerpt(text: str, start: int) -> str:
-    """Returns the part of a text around the word that begins at `start`."""
-    first, last = max(0, start - CHARACTERS_BEFORE), start + CHARACTERS_AFTER
-    return ("…" if first else "") + text[first:last] + ("…" if last < len(text) else "")
 
 
 def render_neighbor_map_page(neighbors: Neighbors, method: MapName) -> str:

@@ -57,8 +57,3 @@ def format_number(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
-
-
-def format_share(value: float) -> str:
-    """Formats a share of 1 with at most three decimals; larger numbers as 1."""
-    return f"{min(1.0, value):.3f}".rstrip("0").rstrip(".")

@@ -58,18 +58,18 @@ def plot_lines(
     return [*rows, legend]
 
 
-def shade_matrix(values: Iterable[Sequence[float]], max_value: float = 1.0, *, ascii_only: bool = False) -> list[str]:
-    """Draws a matrix as lines of cells, each two characters wide and therefore about square.
+def shade_matrix(shares: Iterable[Sequence[float]], *, ascii_only: bool = False) -> list[str]:
+    """Draws a matrix of numbers from 0 to 1 as lines of cells, each two characters wide and therefore about square.
 
-    max_value: value of the darkest cell. Only values of 0 are blank.
+    Only 0 is blank.
     """
     shades = ASCII_SHADES if ascii_only else SHADES
-
-    def shade(share: float) -> str:
-        darkest = len(shades) - 1
-        return 2 * shades[min(darkest, max(math.ceil(0.1 * share), round(darkest * share)))]
-
-    return ["".join(shade(value / max_value) for value in row) for row in values]
+    darkest = len(shades) - 1
+    lines = []
+    for row in shares:
+        indices = (min(darkest, max(math.ceil(0.1 * share), round(darkest * share))) for share in row)
+        lines.append("".join(2 * shades[index] for index in indices))
+    return lines
 
 
 class _Canvas:

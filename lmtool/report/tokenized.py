@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from lmtool.printable import format_count
 from lmtool.report.page import Section, page, render, table
-from lmtool.tokenization.merging import MergedWord, trace_merges
+from lmtool.tokenization.merging import trace_merges
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
@@ -20,7 +20,16 @@ def render_tokenized_page(tokenizer: Tokenizer, text: str) -> str:
     sections = [Section("Pieces", pieces)]
     words = trace_merges(tokenizer, text)
     if words:
-        sections.append(Section("Merges, in order", _render_merges(tokenizer, words)))
+        merges: list[Sequence[str | int | None]] = []
+        # of each different word, in the order in which the words first occur
+        for word in {tuple(word.initial_pieces): word for word in words}.values():
+            merges.append([0, None, None, _render_pieces(tokenizer, word.initial_pieces)])
+            for step, merge in enumerate(word.merges, 1):
+                joined = f"{tokenizer.display_token(merge.left)!r} + {tokenizer.display_token(merge.right)!r}"
+                merges.append([step, joined, merge.priority, _render_pieces(tokenizer, merge.pieces_after)])
+        caption = "Each word begins as bytes; of all merges that are possible, the one learned first comes next."
+        columns = ["step", "merge", "priority", "pieces after it"]
+        sections.append(Section("Merges, in order", table(columns, merges, caption=caption)))
     n_bytes = len(text.encode(errors="replace"))
     size = f"{format_count(len(ids), 'piece')} of {format_count(n_bytes, 'byte')}"
     lead = f"{tokenizer.kind} tokenizer of {tokenizer.vocab_size:,} entries: {size}"
@@ -29,15 +38,3 @@ def render_tokenized_page(tokenizer: Tokenizer, text: str) -> str:
 
 def _render_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> Markup:
     return render("pieces.html", pieces=[{"id": token, "text": tokenizer.display_token(token)} for token in ids])
-
-
-def _render_merges(tokenizer: Tokenizer, words: Sequence[MergedWord]) -> Markup:
-    """Renders the merges of each different word, in the order in which the words first occur."""
-    rows: list[Sequence[str | int | None]] = []
-    for word in {tuple(word.initial_pieces): word for word in words}.values():
-        rows.append([0, None, None, _render_pieces(tokenizer, word.initial_pieces)])
-        for step, merge in enumerate(word.merges, 1):
-            joined = f"{tokenizer.display_token(merge.left)!r} + {tokenizer.display_token(merge.right)!r}"
-            rows.append([step, joined, merge.priority, _render_pieces(tokenizer, merge.pieces_after)])
-    caption = "Each word begins as bytes; of all merges that are possible, the one learned first comes next."
-    return table(["step", "merge", "priority", "pieces after it"], rows, caption=caption)

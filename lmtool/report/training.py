@@ -88,8 +88,11 @@ def render_runs_page(histories: Sequence[RunHistory], *, refresh_seconds: int | 
         if history.gradient_norms:
             drawn = render_gradient_figure(history.gradient_norms, f"gradients-{colour}")
             sections.append(Section(f"How far back gradients reach{of}", drawn))
-        if history.samples:
-            sections.append(Section(f"Samples{of}", _render_samples(history.samples)))
+        if samples := history.samples:
+            if (n := len(samples)) > MAX_SAMPLES:
+                samples = [samples[i * (n - 1) // (MAX_SAMPLES - 1)] for i in range(MAX_SAMPLES)]
+            newest_first = [(one["step"], one.get("prompt") or "", one.get("text") or "") for one in reversed(samples)]
+            sections.append(Section(f"Samples{of}", render("samples.html", rows=newest_first)))
         values = table(["key", "value"], [[key, _format_recipe_value(value)] for key, value in history.recipe.items()])
         sections.append(Section(f"Recipe{of}", render("recipe.html", numbers=values)))
         sections.append(Section(f"{RUN_PAGE_HEADING}{of}", _render_provenance_and_sessions(history)))
@@ -220,11 +223,10 @@ def _list_reference_levels(histories: Sequence[RunHistory]) -> list[HorizontalLi
 def _render_metric_charts(histories: Sequence[RunHistory]) -> list[Section]:
     """Renders charts of the metrics of validations, if there are any."""
     names = list(dict.fromkeys(name for history in histories for name in history.task_metrics))
-
-    def has_metric(record: LogRecord) -> bool:
-        return any(finite_number(record.get(name)) is not None for name in names)
-
-    drawn = [_PlottedRun(history, list(filter(has_metric, history.records)), i) for i, history in enumerate(histories)]
+    drawn = []
+    for colour, history in enumerate(histories):
+        records = [one for one in history.records if any(finite_number(one.get(name)) is not None for name in names)]
+        drawn.append(_PlottedRun(history, records, colour))
     charts = {name: (name, f"Validation {name}", name) for name in names}
     return _render_charts_over_steps("Metrics", "metric", drawn, charts, "Of the validation rows.")
 
@@ -269,13 +271,16 @@ def _render_run_comparison(histories: Sequence[RunHistory]) -> Markup:
 
 
 def _render_results(results: Mapping[str, Any]) -> Markup:
-    """Renders the scores of the best checkpoint."""
+    """Renders the scores of the best checkpoint, with 95 % intervals where these can be computed."""
     n_rows = effective_sample_size(results.get("rows") or 0, str(results.get("part")))
-    pairs = [
-        (name.replace("_", " "), _format_with_interval(name, value, n_rows))
-        for name, value in results.items()
-        if isinstance(value, str | int | float) and name != "task"
-    ]
+    pairs: list[tuple[str, TableCell]] = []
+    for name, value in results.items():
+        if isinstance(value, str | int | float) and name != "task":
+            limits = confidence_interval_95(name, value, n_rows) if isinstance(value, float) else None
+            shown = _to_cell(value)
+            if limits is not None:
+                shown = f"{value:.4f} (95 %: {limits[0]:.4f} to {limits[1]:.4f})"
+            pairs.append((name.replace("_", " "), shown))
     if baseline := results.get("baseline"):
         names = ("metric", "constant", "linear", "features")
         pairs += [(f"baseline, {name}", _to_cell(baseline[name])) for name in names]
@@ -305,12 +310,6 @@ def _render_results(results: Mapping[str, Any]) -> Markup:
         caption = f"{texts}, the worst first, then the best, by {'chrF' if score == 'chrf' else 'F1'}"
         parts.append(_render_rows(sentences, ["row", "source", "target", "predicted", score], caption))
     return Markup("").join(parts)
-
-
-def _format_with_interval(name: str, value: object, rows: int) -> TableCell:
-    """Formats a figure, with its 95 % interval if that can be computed."""
-    limits = confidence_interval_95(name, value, rows) if isinstance(value, float) else None
-    return _to_cell(value) if limits is None else f"{value:.4f} (95 %: {limits[0]:.4f} to {limits[1]:.4f})"
 
 
 def _render_rows(records: Sequence[Mapping[str, Any]], columns: Sequence[str], caption: str) -> Markup:
@@ -344,14 +343,6 @@ def _render_calibration(calibration: Mapping[str, Any], counted: str) -> Markup:
         caption += f"; {before['ece']:.3f} before the scores were divided by the temperature"
     rows = [[one["confidence"], one["accuracy"], one["rows"]] for one in bins]
     return figure(chart.page_svg(), caption, table(["confidence", "accuracy", counted], rows))
-
-
-def _render_samples(samples: Sequence[LogRecord]) -> Markup:
-    """Renders generated texts, the newest first."""
-    n = len(samples)
-    chosen = samples if n <= MAX_SAMPLES else [samples[i * (n - 1) // (MAX_SAMPLES - 1)] for i in range(MAX_SAMPLES)]
-    rows = [(sample["step"], sample.get("prompt") or "", sample.get("text") or "") for sample in reversed(chosen)]
-    return render("samples.html", rows=rows)
 
 
 def _render_provenance_and_sessions(history: RunHistory) -> Markup:

@@ -111,7 +111,7 @@ class Application:
                         answer.add_token(token)
                 return await asyncio.to_thread(answer.to_json)
 
-            return _json_response(await _cancel_on_disconnect(request, whole()))
+            return Response(await _cancel_on_disconnect(request, whole()), media_type="application/json")
 
     async def _handle_texts(
         self,
@@ -123,7 +123,8 @@ class Application:
         """Responds with what `compute_response` makes of a body and its rows of token ids, which `tokenize` makes."""
         body = await self._parse_body(request, body_type)
         rows = await self._run_in_thread(request, tokenize, body)
-        return _json_response(await _cancel_on_disconnect(request, compute_response(body, rows)))
+        content = await _cancel_on_disconnect(request, compute_response(body, rows))
+        return Response(content, media_type="application/json")
 
     async def _show_page(self, request: Request) -> Response:
         return page_response("page")
@@ -182,10 +183,6 @@ async def read_json_body(request: Request) -> bytes:
     except TimeoutError:
         raise BadRequest(408, f"the body did not come within {BODY_TIMEOUT_SECONDS} s") from None
     return bytes(raw)
-
-
-def _json_response(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
 
 
 async def _make_error_response(request: Request, error: Exception) -> Response:

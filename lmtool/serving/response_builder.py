@@ -140,7 +140,12 @@ class ResponseBuilder:
         if not choice.begun:
             echoed = "" if self._echoed is None else self._echoed[token.request // self._n]
             if request.prompt_logprobs:
-                choice.tokens = self._list_prompt_logprobs(request.prompt.tokens[0], token.prompt)
+                # the first token of a prompt has no log-probability
+                decode, first_id = self._tokenizer.decode, request.prompt.tokens[0]
+                choice.tokens, offset = [_TokenLogprob(first_id, None, (), 0)], len(decode([first_id]))
+                for one in token.prompt:
+                    choice.tokens.append(_TokenLogprob(one.id, one.logprob, one.alternatives or (), offset))
+                    offset += len(decode([one.id]))
         text = "" if self._is_echo else token.text
         if choice.parser is not None:
             text, calls = choice.parser.push(text, is_last=token.completion is not None)
@@ -160,15 +165,6 @@ class ResponseBuilder:
             choice.finish = "length" if self._is_echo else _FINISH_REASONS[token.completion.finish_reason]
             if choice.calls and choice.finish == "stop":
                 choice.finish = "tool_calls"
-
-    def _list_prompt_logprobs(self, first_id: int, other_tokens: Sequence[Token]) -> list[_TokenLogprob]:
-        """Lists the tokens of a prompt with their log-probabilities; the first one has none."""
-        decode = self._tokenizer.decode
-        tokens, offset = [_TokenLogprob(first_id, None, (), 0)], len(decode([first_id]))
-        for one in other_tokens:
-            tokens.append(_TokenLogprob(one.id, one.logprob, one.alternatives or (), offset))
-            offset += len(decode([one.id]))
-        return tokens
 
     def _format_logprobs(self, tokens: Sequence[_TokenLogprob]) -> dict[str, Any] | None:
         """Returns log-probabilities in the format of the API."""

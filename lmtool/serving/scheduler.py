@@ -207,10 +207,8 @@ class Scheduler:
         client = _Client(deque(), asyncio.Queue(), time.perf_counter())
         for i, request in enumerate(requests):
             prompt, state = request.prompt, self._engine.prepare(request)
-            n_tokens, room = (
-                len(prompt.tokens) + request.params.max_new_tokens,
-                self._engine.runner.max_window_tokens(prompt),
-            )
+            n_tokens = len(prompt.tokens) + request.params.max_new_tokens
+            room = self._engine.runner.max_window_tokens(prompt)
             n_slots = len(prompt.source or ()) + (n_tokens if room is None else min(n_tokens, room))
             client.waiting.append(_QueuedText(client, i, state, n_slots))
         return client
@@ -218,9 +216,8 @@ class Scheduler:
     def _run_loop(self) -> None:
         self._generator.loaded.model.eval()
         if self._generator.writes:
-            get_spelled_vocabulary(
-                self._generator.loaded.tokenizer
-            )  # blocks all threads for a while, so it is made first
+            # blocks all threads for a while, so it is made first
+            get_spelled_vocabulary(self._generator.loaded.tokenizer)
         while True:
             with self._changed:
                 while not (self._ends or self._queue or self._calls or self._texts):

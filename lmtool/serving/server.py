@@ -173,24 +173,19 @@ def build_server(generator: TextGenerator, config: ServerConfig) -> tuple[Access
     )
     service = ModelService(generator, scheduler, config.max_tokens, config.index)
     application = Application(service, metrics, logs_prompts=config.logs_prompts)
-    return AccessAndLoggingMiddleware(
-        application.app, config.access or AccessPolicy(config.host, None), metrics
-    ), scheduler
-
-
-def serve_model_until_signal(generator: TextGenerator, config: ServerConfig, print_line: Callable[[str], None]) -> int:
-    """Serves a model until a signal. Returns the number of the signal.
-
-    print_line: prints a line for the user: the limits, and the address once the server listens.
-    Raises ResourceError if it cannot listen on the address.
-    """
-    return serve_until_signal(*build_server(generator, config), config, print_line)
+    access = config.access or AccessPolicy(config.host, None)
+    return AccessAndLoggingMiddleware(application.app, access, metrics), scheduler
 
 
 def serve_until_signal(
     app: AccessAndLoggingMiddleware, worker: ResponseWorker, config: ServerConfig, print_line: Callable[[str], None]
 ) -> int:
-    """Serves an application until a signal, and returns the signal's number; see `serve_model_until_signal`."""
+    """Serves an application until a signal. Returns the number of the signal.
+
+    app, worker: of a model those of `build_server`.
+    print_line: prints a line for the user: the limits, and the address once the server listens.
+    Raises ResourceError if it cannot listen on the address.
+    """
 
     async def run(listener: socket.socket) -> int:
         received: asyncio.Queue[int] = asyncio.Queue()
@@ -211,7 +206,13 @@ def serve_until_signal(
         return number
 
     with open_listener(config.host, config.port) as listener:
-        _log_to_stderr(logging.INFO if config.logs_requests else logging.WARNING)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        for name in ("lmtool", "uvicorn.error"):
+            logger = logging.getLogger(name)
+            logger.handlers, logger.propagate = [handler], False
+        log.setLevel(logging.INFO if config.logs_requests else logging.WARNING)
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         print_line(worker.describe())
         return asyncio.run(run(listener))
 
@@ -262,13 +263,3 @@ def open_listener(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _log_to_stderr(level: int) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name in ("lmtool", "uvicorn.error"):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-    log.setLevel(level)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

@@ -19,7 +19,7 @@ from lmtool.generation.chat import MAX_ANSWER_TOKENS, choose_chat_format, valida
 from lmtool.generation.constrained import check_form_and_create_state
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import TextGenerator
-from lmtool.generation.params import LogitBias, SamplingFilters, SamplingParams
+from lmtool.generation.params import SamplingFilters, SamplingParams
 from lmtool.generation.request import build_requests
 from lmtool.model import NGramModel
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Tagging
@@ -38,7 +38,6 @@ from lmtool.serving.response_builder import ResponseBuilder
 from lmtool.serving.scheduler import Scheduler
 from lmtool.tasks.predict import LabelPredictor, get_text_columns
 from lmtool.tasks.rows import EncodedRow
-from lmtool.tasks.task import Prediction
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 from lmtool.tokenization.tools import validate_tools
@@ -194,21 +193,17 @@ class ModelService:
             raise BadRequest(400, f"n: at most {MAX_TEXTS} texts of a request", param="n")
         chosen: dict[str, Any] = {"seed": secrets.randbelow(2**32), "temperature": 1.0}
         chosen |= body.model_dump(include=SAMPLING_FIELDS, exclude_none=True)
-        biases = self._parse_logit_bias(body.logit_bias or {})
-        chosen |= {"max_new_tokens": max_tokens, "logit_bias": biases, "form": form}
+        biases = []
+        for name, bias in (body.logit_bias or {}).items():
+            if not (name.isascii() and name.isdigit() and int(name[:10]) < self.loaded.model.vocab_size):
+                raise BadRequest(400, "logit_bias: name tokens by their ids", param="logit_bias")
+            biases.append(((int(name),), bias))
+        chosen |= {"max_new_tokens": max_tokens, "logit_bias": tuple(biases), "form": form}
         if form is not None:  # caches its start for the scheduler
             check_form_and_create_state(form, prompt_format.tokenizer, max_tokens)
         fields |= {"params": SamplingParams(**chosen), "prompt_format": prompt_format, "stop": body.stop_strings}
         requests = tuple(build_requests(prompts, n, **fields))
         return ResponseBuilder(self.name, self.fingerprint, body, requests, n, echoed)
-
-    def _parse_logit_bias(self, logit_bias: dict[str, float]) -> LogitBias:
-        biases = []
-        for name, bias in logit_bias.items():
-            if not (name.isascii() and name.isdigit() and int(name[:10]) < self.loaded.model.vocab_size):
-                raise BadRequest(400, "logit_bias: name tokens by their ids", param="logit_bias")
-            biases.append(((int(name),), bias))
-        return tuple(biases)
 
     def tokenize_texts(self, body: EmbeddingBody) -> list[EncodedText]:
         """Tokenizes texts to embed. Raises BadRequest, and UsageError for a text without tokens."""
@@ -225,9 +220,15 @@ class ModelService:
         vectors = await self._compute_between_steps(self._embed_rows, rows)
         n_tokens = sum(row.last - row.first for row in rows)
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+
+        def encode(vector_D: Vectors) -> Any:
+            if body.encoding_format == "base64":
+                return base64.b64encode(vector_D.astype("<f4").tobytes()).decode()
+            return np.asarray(vector_D, dtype=np.float64).tolist()
+
         data = (
-            {"object": "embedding", "index": i, "embedding": _encode_vector(row[0], body.encoding_format)}
-            for i, row in enumerate(vectors)
+            {"object": "embedding", "index": i, "embedding": encode(vector_1D[0])}
+            for i, vector_1D in enumerate(vectors)
         )
         head = {"object": "list", "model": self.name, "usage": usage}
         return await asyncio.to_thread(encode_json_list, head, "data", data)
@@ -250,22 +251,32 @@ class ModelService:
         return LabelPredictor.from_model(self.loaded)
 
     def tokenize_rows(self, body: ClassifyBody) -> "list[TextWindows]":
-        """Tokenizes the texts of a request for labels. Raises UsageError for a run that predicts none."""
+        """Tokenizes the texts of a request for labels.
+
+        Raises UsageError for a run that predicts none, BadRequest for other columns than the model reads.
+        """
         columns = get_text_columns(self.loaded)
-        inputs = body.input if isinstance(body.input, list) else [body.input]
-        encoded = self.classifier.encode([_order_columns(one, columns) for one in inputs])
+        rows: list[str | tuple[str, ...]] = []
+        for given in body.input if isinstance(body.input, list) else [body.input]:
+            texts = {columns[0]: given} if isinstance(given, str) else given
+            names = [find_matching_column(name, list(texts)) for name in columns]
+            if len(texts) != len(columns) or None in names:
+                raise BadRequest(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
+            row = tuple(texts[name] for name in names if name is not None)
+            rows.append(row if len(row) > 1 else row[0])
+        encoded = self.classifier.encode(rows)
         return [TextWindows(tuple(windows)) for _, windows in groupby(encoded, key=lambda row: row.number)]
 
     async def respond_with_labels(self, body: ClassifyBody, rows: "Sequence[TextWindows]") -> bytes:
         """Returns the response to a request for labels."""
-        answers = await self._compute_between_steps(self._predict_rows, rows)
+        predict = self.classifier.predict
+        answers = await self._compute_between_steps(
+            lambda some: predict([window for row in some for window in row.windows]), rows
+        )
         more = {Tagging: ("words",), QuestionAnswering: ("start",)}.get(type(self.loaded.recipe.objective), ())
         names = ("label", "probabilities", *more)
         data = ({"index": i} | {name: getattr(one, name) for name in names} for i, one in enumerate(answers))
         return await asyncio.to_thread(encode_json_list, {"object": "list", "model": self.name}, "data", data)
-
-    def _predict_rows(self, rows: Sequence["TextWindows"]) -> list[Prediction]:
-        return self.classifier.predict([window for row in rows for window in row.windows])
 
     async def _compute_between_steps(
         self, call: Callable[[Sequence[Tokenized]], list[Result]], rows: Sequence[Tokenized]
@@ -323,20 +334,3 @@ class TextWindows(NamedTuple):
     def tokens(self) -> NDArray[np.int64]:
         """The tokens of all rows."""
         return np.concatenate([row.tokens for row in self.windows])
-
-
-def _encode_vector(vector: Vectors, form: str | None) -> Any:
-    if form == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return np.asarray(vector, dtype=np.float64).tolist()
-
-
-def _order_columns(texts: str | dict[str, str], columns: tuple[str, ...]) -> str | tuple[str, ...]:
-    """Returns the texts of a row in the order of the model's columns; of one column, the text. Raises BadRequest."""
-    if isinstance(texts, str):
-        texts = {columns[0]: texts}
-    names = [find_matching_column(name, list(texts)) for name in columns]
-    if len(texts) != len(columns) or None in names:
-        raise BadRequest(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
-    row = tuple(texts[name] for name in names if name is not None)
-    return row if len(row) > 1 else row[0]

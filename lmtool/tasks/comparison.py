@@ -47,7 +47,8 @@ def extract_row_scores_by_task(run_name: str, results: BenchmarkResults) -> dict
     scored = {}
     for name, metrics in results.tasks.items():
         values = {title: [*metric.values] for title, metric in metrics.items() if metric.values}
-        for title in sorted(values, key=lambda title: not set(values[title]) <= {0, 1})[:1]:
+        if values:
+            title = min(values, key=lambda title: not set(values[title]) <= {0, 1})
             metric_name = "log-probability" if title.endswith(("perplexity", "per_byte")) else title
             rows = [(f"row {n}", "") for n in range(1, len(values[title]) + 1)]
             scored[name] = RowScores(run_name, metric_name, rows, values[title])

@@ -171,7 +171,7 @@ class TableData:
         """The number of validation rows of all tables."""
         return sum(len({row.number for row in task.valid}) for task in self.tasks)
 
-    def check(self) -> None:
+    def check_has_examples(self) -> None:
         """Does nothing, because every row is an example."""
 
     def make_examples(self, objective: Objective) -> TableExamples:

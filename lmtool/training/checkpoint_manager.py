@@ -49,23 +49,21 @@ class TrainingState(SavedState, frozen=False):
         last validation is pending again. Raises CheckpointError as `read_saved_state` does.
         """
         state = cls(**read_saved_state(checkpoint).model_dump(exclude_unset=True))
-        before, now = (
-            checkpoint_selection_values(state.recipe),
-            checkpoint_selection_values(new_recipe.model_dump(mode="json")),
-        )
+        before = checkpoint_selection_values(state.recipe)
+        now = checkpoint_selection_values(new_recipe.model_dump(mode="json"))
         if before != now:
             state = state.model_copy(update=NO_BEST_YET)
-        is_noted = (
-            saved_validation is not None
+        if (
+            state.pending is not None
+            and saved_validation is not None
             and saved_validation.step == checkpoint.step
             and (saved_validation.yardstick or before) == now
-        )
-        if state.pending is not None and saved_validation is not None and is_noted:
+        ):
             return state.model_copy(update=saved_validation.model_dump(include=set(NO_BEST_YET)) | {"pending": None})
         return state
 
     def make_validation_state(self, step: int) -> ValidationState:
-        """Returns the note of the validation of a step, for `read`."""
+        """Returns the note of the validation of a step, for `from_checkpoint`."""
         best = self.model_dump(include=set(NO_BEST_YET))
         return ValidationState(step=step, **best, yardstick=checkpoint_selection_values(self.recipe))
 
@@ -77,21 +75,20 @@ class TrainingState(SavedState, frozen=False):
         self.micro_batch = step.micro_batch
         self.tokens += step.tokens
         self.seconds += step.seconds
-        return {
+        units_per_second = step.n_computed / step.seconds
+        record = {
             "step": step.step,
             "loss": replace_nonfinite(step.loss),  # infinite where plain counts give a token no probability
             "valid_loss": None,
             "lr": step.lr,
             "grad_norm": None if step.grad_norm is None else replace_nonfinite(step.grad_norm),
             "tokens": self.tokens,
-            "tokens_per_second": round(step.n_computed / step.seconds),
+            "tokens_per_second": round(units_per_second),
             "seconds": round(self.seconds, 3),
-            **(
-                {}
-                if tokens_per_second_at_peak_flops is None
-                else {"mfu": round(step.n_computed / step.seconds / tokens_per_second_at_peak_flops, 4)}
-            ),
         }
+        if tokens_per_second_at_peak_flops is not None:
+            record["mfu"] = round(units_per_second / tokens_per_second_at_peak_flops, 4)
+        return record
 
     def update_best(self, step: int, validation: ValidationResult, metric: str) -> bool:
         """Records a validation as the best one if it is. Returns whether it is; see `is_better`."""
@@ -189,9 +186,8 @@ class CheckpointManager:
         yield from self.finish_pending_save()
         if self.run is None and self.peers.size == 1:
             return
-        model, optimizer = (
-            select_own_tensors(part, self.peers.rank) for part in (adapter_or_full_state_dict(lm), moments)
-        )
+        model = select_own_tensors(adapter_or_full_state_dict(lm), self.peers.rank)
+        optimizer = select_own_tensors(moments, self.peers.rank)
         if self.spec.background:
             model, optimizer = tensors.copy_to_cpu(model), tensors.copy_to_cpu(optimizer)
         snapshot = CheckpointSnapshot(step, model, optimizer, state.model_dump(), state.best_step)
@@ -239,7 +235,7 @@ class CheckpointManager:
         )
 
     def end_session(self, reason: EndReason, interruption_metrics: Mapping[str, object] | None = None) -> None:
-        """Ends the session. validation: see `Run.end_session`.
+        """Ends the session. interruption_metrics: see `Run.end_session`.
 
         Raises ResourceError when the last checkpoint could not be saved.
         """

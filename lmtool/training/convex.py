@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,13 +18,13 @@ from torch import Tensor
 from lmtool.arrays import Floats
 from lmtool.batch import Batch
 from lmtool.compute.device import use_cpu_threads
-from lmtool.model.averaging import NaiveBayesHead, log_count_ratios
+from lmtool.model.averaging import NaiveBayesHead, class_membership, log_count_ratios
 from lmtool.model.heads import Classifier
 from lmtool.model.language_model import evaluation_mode
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.printable import format_count
-from lmtool.recipe.spec.objective import Classification
-from lmtool.tasks.baseline import compute_main_metric
+from lmtool.tasks.baseline import LABEL_KIND_METRICS, compute_main_metric
+from lmtool.tasks.labels import LabelKind
 
 PENALTIES = (1e4, 10.0, 1.0, 0.3, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 """Values of l2 that cross-validation chooses from. With the first one a head that starts as naive Bayes stays naive
@@ -71,18 +71,19 @@ than they compute."""
 class HeadFitSummary:
     """The result of fitting a head.
 
-    loss: mean over rows. l2: as in the recipe. n_rows: number of rows that it was fitted to. score: headline metric in
-    cross-validation; None if the penalty was given.
+    loss: mean over rows. l2: as in the recipe. n_rows: number of rows that it was fitted to. score: headline metric, of
+    the name `metric`, in cross-validation; None if the penalty was given.
     """
 
     loss: float
     l2: float
     n_rows: int
     score: float | None
+    metric: str
 
-    def describe(self, metric: str) -> str:
-        """Returns a line about the fit. metric: name of the score."""
-        choice = "" if self.score is None else f", chosen by cross-validation: {metric} {self.score:.4f}"
+    def describe(self) -> str:
+        """Returns a line about the fit."""
+        choice = "" if self.score is None else f", chosen by cross-validation: {self.metric} {self.score:.4f}"
         return f"head: fitted to {format_count(self.n_rows, 'row')} by L-BFGS, l2 {self.l2:g}{choice}"
 
 
@@ -127,13 +128,6 @@ class RowBasis(NamedTuple):
     to_row_weights_CRR: Floats
 
 
-class HeadWeightsWithLoss(NamedTuple):
-    """The weights at a minimum, with the biases as their last row (F + 1, C), and the mean loss of the rows there."""
-
-    weight_FC: Floats
-    mean_loss: float
-
-
 class ScoreFactorWithLoss(NamedTuple):
     """A factor on scores, and the summed loss of the rows with it."""
 
@@ -147,7 +141,8 @@ class HeadFittingProblem:
 
     features: (R, F), dense or sparse, scaled so that the mean squared norm of the rows is 1. labels: a batch with the
     labels of the rows only. from_naive_bayes: the head starts as naive Bayes, and the penalty draws it back there: its
-    weights are factors on log ratios.
+    weights are factors on log ratios. used_F: the features of the model that occur in the rows, which are divided by
+    `scale`.
     """
 
     model: Classifier
@@ -155,11 +150,32 @@ class HeadFittingProblem:
     features: Any
     labels: Batch
     from_naive_bayes: bool
+    used_F: NDArray[np.int64]
+    scale: float
+
+    @classmethod
+    @torch.no_grad()
+    def from_batches(
+        cls, model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch]
+    ) -> "HeadFittingProblem":
+        """Returns the problem of a model's head, whose features it computes. batches: all labelled rows, on the CPU."""
+        device = model.head.weight.device
+        is_linear = isinstance(model.head, NaiveBayesHead) or model.pool is None
+        with evaluation_mode(model):
+            model.to("cpu" if is_linear else device)
+            features = model.head_feature_vectors(batches if is_linear else [batch.to(device) for batch in batches])
+            model.to(device)
+        scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
+        used_F = np.unique(features.nonzero()[1]) if is_linear else np.arange(features.shape[1])
+        # log ratios tell one class from the others, and do not suit several labels
+        from_naive_bayes = isinstance(model.head, NaiveBayesHead) and objective.spec.task == "class"
+        scaled, labels = features[:, used_F] / scale, _concatenate_labels(batches)
+        return cls(model, objective, scaled, labels, from_naive_bayes, used_F, scale)
 
     @property
-    def spec(self) -> Classification:
-        """The recipe of the objective."""
-        return self.objective.spec
+    def kind(self) -> LabelKind:
+        """The kind of labels."""
+        return cast(LabelKind, self.objective.spec.task)
 
     @property
     def n_rows(self) -> int:
@@ -169,10 +185,7 @@ class HeadFittingProblem:
     @property
     def target_RC(self) -> Floats:
         """Targets of the scores: multi-hot labels, or numbers."""
-        if self.labels.labels_B is not None:
-            class_R: NDArray[np.int64] = self.labels.labels_B.numpy()
-            return np.asarray(np.eye(len(self.spec.labels))[class_R])
-        return np.asarray(self.labels.values_BC, dtype=np.float64)
+        return class_membership(self.labels, len(self.objective.spec.labels))
 
     @cached_property
     def log_ratio_scale_FC(self) -> Any:
@@ -183,9 +196,13 @@ class HeadFittingProblem:
 
     def select_rows(self, rows: NDArray[np.int64]) -> "HeadFittingProblem":
         """Returns the problem of some of the rows."""
-        return replace(
-            self, features=self.features[rows], labels=_select_label_rows(self.labels, torch.from_numpy(rows))
+        labels_B, values_BC, row_K = self.labels.labels_B, self.labels.values_BC, torch.from_numpy(rows)
+        labels = replace(
+            self.labels,
+            labels_B=None if labels_B is None else labels_B[row_K],
+            values_BC=None if values_BC is None else values_BC[row_K],
         )
+        return replace(self, features=self.features[rows], labels=labels)
 
     @cached_property
     def singleton_merging_matrix_FG(self) -> Any:
@@ -232,7 +249,7 @@ class HeadFittingProblem:
     @cached_property
     def loss_curvature_C(self) -> Floats:
         """Approximate second derivative of the loss of a row by each score: the variance of its targets."""
-        factor = 2.0 if self.spec.task == "number" else 1.0
+        factor = 2.0 if self.kind == "number" else 1.0
         # a single score is that of the second class
         target_RC = self.target_RC[:, -self.model.head.out_features :]
         return np.asarray(factor * np.maximum(target_RC.var(0), 1 / self.n_rows))
@@ -266,20 +283,16 @@ class HeadFittingProblem:
             int(np.count_nonzero(features)) if isinstance(features, np.ndarray) else features.nnz,
         )
 
-    def minimize(self, l2: float, start_FC: Floats | None = None, tolerance: float = TOLERANCE) -> HeadWeightsWithLoss:
+    def minimize(self, l2: float, start_FC: Floats | None = None, tolerance: float = TOLERANCE) -> tuple[Floats, float]:
         """Searches for the weights of the smallest loss by L-BFGS.
 
+        Returns the weights, with the biases as their last row (F + 1, C), and the mean loss of the rows with them.
         start_FC: initial weights. The search is for the weights' difference from their origin, in units in which the
         loss has about the same curvature in all directions.
         """
-        features, scale, basis, n_scores = (
-            self.features,
-            self.log_ratio_scale_FC,
-            self.row_basis,
-            self.model.head.out_features,
-        )
-        linear, joining = self.feature_operator, self.singleton_merging_matrix_FG if basis is None else None
-        has_bias = self.model.head.bias is not None
+        features, scale, basis, linear = self.features, self.log_ratio_scale_FC, self.row_basis, self.feature_operator
+        joining = self.singleton_merging_matrix_FG if basis is None else None
+        n_scores, has_bias = self.model.head.out_features, self.model.head.bias is not None
 
         def project(weight_FC: Floats) -> Floats:
             """Converts weights to the variables of the search."""
@@ -329,15 +342,9 @@ class HeadFittingProblem:
             torch.no_grad(),
             nullcontext() if linear.n_products * n_scores > MIN_THREADED_PRODUCTS else _single_thread(),
         ):
-            loss = compute_total()
-            for _ in range(MAX_ITERATIONS // ITERATIONS_PER_CHECK):
-                before, _ = loss, search.step(compute_total)  # type: ignore[no-untyped-call]
-                loss = compute_total()
-                if before - loss <= tolerance * self.n_rows:
-                    break
+            loss = _search_until_converged_(search, compute_total, tolerance * self.n_rows)
         found = away_FC.double().numpy()
-        weights = np.concatenate((expand(found[:-1]) + self.from_naive_bayes, found[-1:]))
-        return HeadWeightsWithLoss(weights, loss / self.n_rows)
+        return np.concatenate((expand(found[:-1]) + self.from_naive_bayes, found[-1:])), loss / self.n_rows
 
     def compute_scores(self, weight_FC: Floats, features: Any) -> Floats:
         """Computes the scores (R, C) of other rows by weights that `minimize` returned."""
@@ -355,15 +362,11 @@ class HeadFittingProblem:
         """
         rows = np.random.default_rng(seed).permutation(self.n_rows)[:MAX_PENALTY_ROWS]
         is_many = len(rows) > MANY_PENALTY_ROWS
-        folds = (
-            list(self._split_folds(rows, seed, N_DIVISIONS if len(rows) < FEW_PENALTY_ROWS else 1))
-            if len(rows) > 1
-            else []
-        )
-        folds = folds[: 1 if is_many else None]
         best, min_loss = ChosenPenalty(1.0, self.from_naive_bayes), float("inf")
-        if not folds:
+        if len(rows) < 2:
             return best
+        folds = list(self._split_folds(rows, seed, N_DIVISIONS if len(rows) < FEW_PENALTY_ROWS else 1))
+        folds = folds[: 1 if is_many else None]
         held_out = self.select_rows(np.concatenate([other for _, other in folds]))
         for from_naive_bayes in (True, False) if self.from_naive_bayes and not is_many else (self.from_naive_bayes,):
             parts = [
@@ -375,12 +378,13 @@ class HeadFittingProblem:
             for l2 in PENALTIES if from_naive_bayes else PENALTIES[2:]:
                 scores = []
                 for i, (part, (_, other)) in enumerate(zip(parts, folds, strict=True)):
-                    weight_FC = weights[i] = part.minimize(l2, weights[i], ROUGH_TOLERANCE).weight_FC
+                    weight_FC, _ = part.minimize(l2, weights[i], ROUGH_TOLERANCE)
+                    weights[i] = weight_FC
                     scores.append(part.compute_scores(weight_FC, self.features[other]))
                 scores_RC = np.concatenate(scores)
                 factor, loss = held_out.fit_score_factor(scores_RC)
                 if loss < min_loss:
-                    score, min_loss = compute_main_metric(held_out.target_RC, scores_RC, self._kind), loss
+                    score, min_loss = compute_main_metric(held_out.target_RC, scores_RC, self.kind), loss
                     best = ChosenPenalty(l2, from_naive_bayes, factor, loss / held_out.n_rows, score, weight_FC)
                 if l2 < 1 and loss > before:
                     break
@@ -394,87 +398,16 @@ class HeadFittingProblem:
 
         return replace(self, features=self.features.astype(np.float32)) if issparse(self.features) else self
 
-    def fit_score_factor(self, scores_RC: Floats) -> ScoreFactorWithLoss:
-        """Returns the factor on scores of these rows that minimizes their loss, and this loss. It is 1 for numbers."""
-        from scipy.optimize import minimize_scalar
-
-        def loss(log_factor: float) -> float:
-            scaled_RC = torch.from_numpy(scores_RC * np.exp(log_factor))
-            return self.objective.head_loss(self.model, scaled_RC, self.labels).total.item()
-
-        if self._kind == "number":
-            return ScoreFactorWithLoss(1.0, loss(0.0))
-        best = minimize_scalar(loss, bounds=(-MAX_LOG_FACTOR, MAX_LOG_FACTOR), method="bounded")
-        return ScoreFactorWithLoss(float(np.exp(best.x)), float(best.fun))
-
-    @property
-    def _kind(self) -> Any:
-        return self.spec.task
-
-    def _split_folds(
-        self, rows: NDArray[np.int64], seed: int, n_repeats: int
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yields the rows to fit and the held-out rows of each fold. Folds are stratified if each row has one class."""
-        from sklearn.model_selection import KFold, StratifiedKFold
-
-        n_folds, class_R = min(N_PENALTY_FOLDS, len(rows)), self.target_RC[rows].argmax(1)
-        smallest_class = int(np.unique(class_R, return_counts=True)[1].min())
-        for division in range(n_repeats):
-            options: dict[str, Any] = {"shuffle": True, "random_state": seed % 2**31 + division}
-            stratified = self._kind == "class" and smallest_class > 1
-            folds = (
-                StratifiedKFold(min(n_folds, smallest_class), **options) if stratified else KFold(n_folds, **options)
-            )
-            for fitted, other in folds.split(rows, class_R):
-                yield rows[fitted], rows[other]
-
-
-@dataclass(frozen=True)
-class ModelHeadFitter:
-    """The fit of a model's head. used_F: the features of the model that occur. scale: what they are divided by."""
-
-    problem: HeadFittingProblem
-    used_F: NDArray[np.int64]
-    scale: float
-
-    @classmethod
-    @torch.no_grad()
-    def from_batches(
-        cls, model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch]
-    ) -> "ModelHeadFitter":
-        """Computes the features. batches: all labelled rows, on the CPU."""
-        device = model.head.weight.device
-        is_linear = isinstance(model.head, NaiveBayesHead) or model.pool is None
-        with evaluation_mode(model):
-            model.to("cpu" if is_linear else device)
-            features = model.head_feature_vectors(batches if is_linear else [batch.to(device) for batch in batches])
-            model.to(device)
-        scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
-        used_F = np.unique(features.nonzero()[1]) if is_linear else np.arange(features.shape[1])
-        # log ratios tell one class from the others, and do not suit several labels
-        labels, from_naive_bayes = (
-            _concatenate_labels(batches),
-            isinstance(model.head, NaiveBayesHead) and objective.spec.task == "class",
-        )
-        return cls(
-            HeadFittingProblem(model, objective, features[:, used_F] / scale, labels, from_naive_bayes), used_F, scale
-        )
-
-    def select_rows(self, rows: NDArray[np.int64]) -> "ModelHeadFitter":
-        """Returns the problem of some of the rows."""
-        return replace(self, problem=self.problem.select_rows(rows))
-
     @torch.no_grad()
     def fit_head_(self, l2: float | None, seed: int) -> HeadFitSummary:
         """Fits the head in place; see `Lbfgs`. Other weights do not change. l2: None to choose it."""
-        problem, head = self.problem, self.problem.model.head
+        problem, head = self, self.model.head
         with torch.enable_grad():
             if l2 is None:  # fitted as roughly as the heads for which the factor was chosen
                 choice = problem.choose_penalty(seed)
                 problem = replace(problem, from_naive_bayes=choice.from_naive_bayes)
-                weights, loss = problem.with_float32_sparse_features.minimize(
-                    choice.l2, choice.start_FC, ROUGH_TOLERANCE
-                )
+                rough = problem.with_float32_sparse_features
+                weights, loss = rough.minimize(choice.l2, choice.start_FC, ROUGH_TOLERANCE)
             else:
                 choice = ChosenPenalty(l2, problem.from_naive_bayes)
                 weights, loss = problem.minimize(l2)
@@ -487,25 +420,54 @@ class ModelHeadFitter:
         head.weight[:, self.used_F] = weight_CF.to(head.weight)
         if head.bias is not None:
             head.bias.copy_(torch.from_numpy(weights[-1]))
-        return HeadFitSummary(loss, choice.l2, problem.n_rows, choice.score)
+        return HeadFitSummary(loss, choice.l2, problem.n_rows, choice.score, LABEL_KIND_METRICS[problem.kind])
+
+    def fit_score_factor(self, scores_RC: Floats) -> ScoreFactorWithLoss:
+        """Returns the factor on scores of these rows that minimizes their loss, and this loss. It is 1 for numbers."""
+        from scipy.optimize import minimize_scalar
+
+        def loss(log_factor: float) -> float:
+            scaled_RC = torch.from_numpy(scores_RC * np.exp(log_factor))
+            return self.objective.head_loss(self.model, scaled_RC, self.labels).total.item()
+
+        if self.kind == "number":
+            return ScoreFactorWithLoss(1.0, loss(0.0))
+        best = minimize_scalar(loss, bounds=(-MAX_LOG_FACTOR, MAX_LOG_FACTOR), method="bounded")
+        return ScoreFactorWithLoss(float(np.exp(best.x)), float(best.fun))
+
+    def _split_folds(
+        self, rows: NDArray[np.int64], seed: int, n_repeats: int
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yields the rows to fit and the held-out rows of each fold. Folds are stratified if each row has one class."""
+        from sklearn.model_selection import KFold, StratifiedKFold
+
+        n_folds, class_R = min(N_PENALTY_FOLDS, len(rows)), self.target_RC[rows].argmax(1)
+        smallest_class = int(np.unique(class_R, return_counts=True)[1].min())
+        for division in range(n_repeats):
+            options: dict[str, Any] = {"shuffle": True, "random_state": seed % 2**31 + division}
+            folds: KFold | StratifiedKFold = KFold(n_folds, **options)
+            if self.kind == "class" and smallest_class > 1:
+                folds = StratifiedKFold(min(n_folds, smallest_class), **options)
+            for fitted, other in folds.split(rows, class_R):
+                yield rows[fitted], rows[other]
 
 
 def fit_head_(
     model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float | None, seed: int
 ) -> HeadFitSummary:
-    """Fits the head of a model to labelled rows, in place; see `ModelHeadFitter.fit_head_`.
+    """Fits the head of a model to labelled rows, in place; see `HeadFittingProblem.fit_head_`.
 
     If the head reads a scalar mix of layers, the penalty is chosen for their plain mean, the mix is fitted with this
     penalty, and the head is fitted to the result.
     """
     if model.mix is None:
-        return ModelHeadFitter.from_batches(model, objective, batches).fit_head_(l2, seed)
+        return HeadFittingProblem.from_batches(model, objective, batches).fit_head_(l2, seed)
     with torch.no_grad():
         model.mix.scalars_L.zero_()
         model.mix.gamma.fill_(1.0)
-    l2_of_mean = ModelHeadFitter.from_batches(model, objective, batches).fit_head_(l2, seed).l2
+    l2_of_mean = HeadFittingProblem.from_batches(model, objective, batches).fit_head_(l2, seed).l2
     fit_layer_mix_(model, objective, batches, l2_of_mean)
-    return ModelHeadFitter.from_batches(model, objective, batches).fit_head_(l2, seed)
+    return HeadFittingProblem.from_batches(model, objective, batches).fit_head_(l2, seed)
 
 
 def fit_layer_mix_(model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float) -> None:
@@ -533,32 +495,33 @@ def fit_layer_mix_(model: Classifier, objective: ClassificationObjective, batche
         mixed_RF = torch.einsum("l,lrf->rf", scalars_L.softmax(0), layers_LRF)
         return mixed_RF, mixed_RF.square().sum(1).mean().rsqrt()
 
-    def compute_total() -> Tensor:
+    def compute_total() -> float:
         search.zero_grad()
         mixed_RF, gamma = mix_layers()
         scores_RC = model.expand_single_score(gamma * mixed_RF @ weight_FC + bias_C)
         loss = objective.head_loss(model, scores_RC, labels, is_training=True).total
         total = loss + (l2 * weight_FC.square().sum() + MIX_PENALTY * n_rows * scalars_L.square().sum()) / 2
         total.backward()  # type: ignore[no-untyped-call]
-        return total
+        return total.item()
 
     with torch.enable_grad():
-        total = compute_total().item()
-        for _ in range(MAX_ITERATIONS // ITERATIONS_PER_CHECK):
-            before, _ = total, search.step(compute_total)  # type: ignore[no-untyped-call]
-            total = compute_total().item()
-            if before - total <= ROUGH_TOLERANCE * n_rows:
-                break
+        _search_until_converged_(search, compute_total, ROUGH_TOLERANCE * n_rows)
     with torch.no_grad():
         model.mix.scalars_L.copy_(scalars_L)
         model.mix.gamma.copy_(mix_layers()[1])
 
 
-def cross_validate_head_penalty(
-    model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], seed: int
-) -> ChosenPenalty:
-    """Chooses the penalty of the head of a model by cross-validation, without fitting it."""
-    return ModelHeadFitter.from_batches(model, objective, batches).problem.choose_penalty(seed)
+def _search_until_converged_(
+    search: torch.optim.LBFGS, compute_total: Callable[[], float], min_decrease: float
+) -> float:
+    """Searches until ITERATIONS_PER_CHECK iterations decrease the total by no more than `min_decrease`; returns it."""
+    total = compute_total()
+    for _ in range(MAX_ITERATIONS // ITERATIONS_PER_CHECK):
+        before, _ = total, search.step(compute_total)  # type: ignore[no-untyped-call]
+        total = compute_total()
+        if before - total <= min_decrease:
+            break
+    return total
 
 
 def _to_dense_or_csr_tensor(features: Any) -> Tensor:
@@ -605,13 +568,4 @@ def _concatenate_labels(batches: Sequence[Batch]) -> Batch:
         torch.zeros(0, 0, dtype=torch.int64),
         labels_B=torch.cat(labels) if labels else None,
         values_BC=torch.cat(values).double() if values else None,
-    )
-
-
-def _select_label_rows(labels: Batch, rows: Tensor) -> Batch:
-    """Returns the labels of some rows."""
-    return replace(
-        labels,
-        labels_B=None if labels.labels_B is None else labels.labels_B[rows],
-        values_BC=None if labels.values_BC is None else labels.values_BC[rows],
     )

@@ -3,14 +3,12 @@
 Shapes: S samples, P pairs of words that occur together, V vocabulary.
 """
 
-from typing import Self
-
 import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.data.order import derive_seed, permute
 from lmtool.errors import DataError
-from lmtool.model.word_vectors import FloatArray, IntArray, PairCounts
+from lmtool.model.word_vectors import PairCounts
 from lmtool.objective import Example
 from lmtool.training.windows import ExampleSource, Windows
 
@@ -26,18 +24,7 @@ class CooccurrenceExamples(ExampleSource):
 
     unit = "blocks of counts"
 
-    def __init__(self, keys_P: IntArray, sums_P: FloatArray, vocab_size: int, length: int, seed: int) -> None:
-        if not len(keys_P):
-            raise DataError("no two words of the vocabulary are near each other", fix="give more text")
-        self._words_P, self._contexts_P = np.divmod(keys_P, vocab_size)
-        self._sums_P = sums_P
-        self._length = length
-        self._seed = seed
-
-    @classmethod
-    def count_pairs(
-        cls, text: Windows, is_word_V: NDArray[np.bool_], window: int, pairs_per_example: int, seed: int
-    ) -> Self:
+    def __init__(self, text: Windows, is_word_V: NDArray[np.bool_], window: int, length: int, seed: int) -> None:
         """Counts the pairs of words of a text that are at most `window` tokens apart in a document.
 
         is_word_V: which tokens are words. length: pairs of an example.
@@ -46,7 +33,11 @@ class CooccurrenceExamples(ExampleSource):
         for start in range(0, text.n_tokens, COUNTED_TOKENS_PER_BATCH):
             batch = text.read_span(start, min(start + COUNTED_TOKENS_PER_BATCH, text.n_tokens), window)
             pairs.add_batch(batch, is_word_V, window, weight_by_inverse_distance=True)
-        return cls(*pairs.merge(), len(is_word_V), pairs_per_example, seed)
+        keys_P, self._sums_P = pairs.merge()
+        if not len(keys_P):
+            raise DataError("no two words of the vocabulary are near each other", fix="give more text")
+        self._words_P, self._contexts_P = np.divmod(keys_P, len(is_word_V))
+        self._length, self._seed = length, seed
 
     @property
     def per_epoch(self) -> int:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,32 +70,17 @@ class TextData:
     unit = "token"
     split = None
 
-    def __init__(
-        self,
-        prepared: TokenizedData,
-        prompt_format: PromptFormat,
-        objective: Objective,
-        *,
-        context: int,
-        batch_size: int,
-        seed: int,
-        carries_state: bool = False,
-        max_validation_tokens: int | None = None,
-        is_measured: bool = False,
-        interpolates: bool = False,
-        is_foreign: bool = False,
-    ) -> None:
-        """context: tokens that the model reads. batch_size: rows of a step. seed: of the order. carries_state: rows
-        continue where those of the step before ended. max_validation_tokens: that a validation computes. interpolates:
-        whether an n-gram model is kept to interpolate with, if that gains. is_foreign: whether the tokenizer was not
-        trained on this text."""
+    def __init__(self, prepared: TokenizedData, recipe: Recipe, objective: Objective, *, is_foreign: bool) -> None:
+        """recipe: with the vocabulary size. is_foreign: whether the tokenizer was not trained on this text."""
         self._blocks: Sequence[BackgroundBlockTokenizer] = ()
         self._resume_positions: Sequence[StreamPosition] = ()
-        self._prepared, self.prompt_format, self.objective = prepared, prompt_format, objective
-        self._context, self._batch_size, self._seed = context, batch_size, seed
-        self._lanes = batch_size if carries_state else None
-        self._max_validation_tokens, self.is_measured, self._is_foreign = max_validation_tokens, is_measured, is_foreign
-        self._interpolates = interpolates
+        self._prepared, self.objective, self._is_foreign = prepared, objective, is_foreign
+        self.prompt_format = PromptFormat.from_recipe(recipe, prepared.tokenizer)
+        self._context, self._batch_size, self._seed = recipe.model.context, recipe.training.batch_size, recipe.seed
+        # rows that continue where those of the step before ended
+        self._lanes = recipe.training.batch_size if recipe.training.carry_state else None
+        self._max_validation_tokens = recipe.evaluation.tokens
+        self.is_measured, self._interpolates = recipe.evaluation.baseline is True, recipe.evaluation.interpolate
         self.fingerprint, self._spec = prepared.fingerprint, prepared.data
         self._train, self._valid = prepared.train, prepared.valid
         self._held_out: EvaluationWindows | None = None
@@ -121,12 +105,8 @@ class TextData:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         texts = self._prepared.texts
-        if (
-            bundled.entropy_bits_per_byte(
-                [file for parts in texts for part in parts for file in part.text.corpus.files]
-            )
-            is not None
-        ):
+        files = [file for parts in texts for part in parts for file in part.text.corpus.files]
+        if bundled.entropy_bits_per_byte(files) is not None:
             return ()  # a bundled text, written by a program: its problems are known
         tokenizer = self._prepared.tokenizer if self._is_foreign else None
         findings = (find_text_problems(train, valid, tokenizer, None, brief=True) for train, valid in texts)
@@ -181,7 +161,7 @@ class TextData:
         return n_bytes / n_tokens if n_tokens else None
 
     @property
-    def beginning(self) -> str:
+    def sample_prompt(self) -> str:
         """A prompt: the beginning of the validation text."""
         return make_prompt_from_beginning(self._valid, self.prompt_format.tokenizer, self._spec.split == "slice")
 
@@ -205,7 +185,7 @@ class TextData:
         cut, special_ids = objective.choose_text_cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
         return Windows(self._train, cut, self._seed, self._lanes, special_ids, self._spec.isolate_documents)
 
-    def check(self) -> None:
+    def check_has_examples(self) -> None:
         """Raises DataError if the training or the validation text has no example."""
         self._make_windows_and_validation_pairs(self.objective)
 
@@ -216,9 +196,7 @@ class TextData:
             assert isinstance(examples, Windows)
             is_word_V = self.count_training_tokens_per_id() > 0
             is_word_V[list(self.prompt_format.tokenizer.special_ids)] = False
-            return CooccurrenceExamples.count_pairs(
-                examples, is_word_V, objective.spec.window, self._context, self._seed
-            )
+            return CooccurrenceExamples(examples, is_word_V, objective.spec.window, self._context, self._seed)
         return examples
 
     def _make_windows_and_validation_pairs(
@@ -247,9 +225,8 @@ class TextData:
         parts, mixture, seed = self._prepared.parts, self._spec.mixture, self._seed
         for source, part in zip(mixture, parts, strict=True):
             if len(part) < cut.length:
-                what = (
-                    f"a text of the mixture has {format_count(len(part), 'token')}, but an example needs {cut.length}"
-                )
+                found = format_count(len(part), "token")
+                what = f"a text of the mixture has {found}, but an example needs {cut.length}"
                 fix = "give more text, leave it out of data.mixture, or set model.context lower"
                 raise DataError(what, where=source, fix=fix)
         apart = self._spec.isolate_documents
@@ -262,7 +239,7 @@ class TextData:
         return TextMixture(texts, [part.n_documents for part in parts], list(mixture.values()), seed)
 
     def _stream_text(self, n: int, cut: TextCutSettings, seed: int) -> StreamedWindows:
-        """Returns the windows of the n-th streamed text, from its mark on."""
+        """Returns the windows of the n-th streamed text, from the position at which it is resumed."""
         position = self._resume_positions[n] if self._resume_positions else None
         return StreamedWindows(self._blocks[n], cut, seed, self._batch_size, position, self._spec.isolate_documents)
 
@@ -288,11 +265,19 @@ class TextData:
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: ExecutionContext) -> ValidationResult:
         """Computes loss and metrics on the validation part, all processes together."""
-        if self._validation_pairs is not None:
-            return _validate_sentence_pairs(self._validation_pairs, self._max_validation_tokens, lm, objective, compute)
+        most = self._max_validation_tokens
+        if (pairs := self._validation_pairs) is not None:
+            n = pairs.per_epoch if most is None else min(pairs.per_epoch, -(-most // pairs.length))
+
+            def read(chosen: list[int]) -> tuple[Loss, tuple[()]]:
+                batch = objective.collate(pairs.read(np.array(chosen)))
+                return objective.score(lm, batch.to(compute.device)), ()
+
+            evaluated = evaluate_items(lm, [(pairs.length,)] * n, read, compute, metrics=objective.metric_names)
+            return ValidationResult(evaluated.loss, evaluated.metrics)
         if self._held_out is None:
             longest = objective.max_scored_tokens(self._context)
-            self._held_out = EvaluationWindows.sample(self._valid, longest, self._max_validation_tokens, self._seed)
+            self._held_out = EvaluationWindows.sample(self._valid, longest, most, self._seed)
         return self._held_out.validate(lm, objective, compute)
 
     @property
@@ -403,22 +388,16 @@ def make_prompt_from_beginning(store: TokenStore, tokenizer: Tokenizer, skip_par
     return prompt.strip()
 
 
-class RecipeWithTextData(NamedTuple):
-    """A text, and its recipe with the vocabulary size and how the text is divided."""
-
-    recipe: Recipe
-    data: TextData
-
-
 def tokenize_training_text(
     recipe: Recipe,
     tokenizer: Tokenizer | None,
     world: World,
     report: Progress,
     scanned: ScannedTrainingText | None = None,
-) -> RecipeWithTextData:
+) -> tuple[Recipe, TextData]:
     """Tokenizes the text that a recipe names, or finds its tokens in the cache.
 
+    Returns the recipe with the vocabulary size and how the text is divided, and the text.
     tokenizer: of the base run; None to train that of the recipe. scanned: as in `tokenize_data`.
     Raises DataError for a text that is too short for the model's context.
     """
@@ -437,31 +416,6 @@ def tokenize_training_text(
     recipe = recipe.with_unvalidated_values({"model.vocab_size": rows, "data": prepared.data})
     # word vectors need counts, which others do without
     counts = torch.from_numpy(prepared.train.count_each_token()) if recipe.model.reads == "words" else None
-    data = TextData(
-        prepared,
-        PromptFormat.from_recipe(recipe, prepared.tokenizer),
-        build_objective(recipe, prepared.tokenizer, counts),
-        context=context,
-        batch_size=recipe.training.batch_size,
-        seed=recipe.seed,
-        carries_state=recipe.training.carry_state,
-        max_validation_tokens=recipe.evaluation.tokens,
-        is_measured=recipe.evaluation.baseline is True,
-        interpolates=recipe.evaluation.interpolate,
-        is_foreign=tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile),
-    )
-    return RecipeWithTextData(recipe, data)
-
-
-def _validate_sentence_pairs(
-    pairs: Windows, max_tokens: int | None, lm: LanguageModel, objective: Objective, compute: ExecutionContext
-) -> ValidationResult:
-    """Validates next-sentence prediction on pairs with about so many tokens; on all pairs if None."""
-    n = pairs.per_epoch if max_tokens is None else min(pairs.per_epoch, -(-max_tokens // pairs.length))
-
-    def read(chosen: list[int]) -> tuple[Loss, tuple[()]]:
-        batch = objective.collate(pairs.read(np.array(chosen)))
-        return objective.score(lm, batch.to(compute.device)), ()
-
-    evaluated = evaluate_items(lm, [(pairs.length,)] * n, read, compute, metrics=objective.metric_names)
-    return ValidationResult(evaluated.loss, evaluated.metrics)
+    objective = build_objective(recipe, prepared.tokenizer, counts)
+    is_foreign = tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile)
+    return recipe, TextData(prepared, recipe, objective, is_foreign=is_foreign)

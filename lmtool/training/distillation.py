@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
@@ -25,16 +24,10 @@ from lmtool.tokenization.tokenizer import Tokenizer
 TEACHER_KEY = "distillation.teacher"
 
 
-class RecipeWithTeacher(NamedTuple):
-    """A student's recipe, with the tokenizer of its teacher, and the teacher's best checkpoint; None without one."""
-
-    resolved: ResolvedRecipe
-    teacher: Reference | None
-
-
-def resolve_teacher(resolved: ResolvedRecipe, base: Reference | None) -> RecipeWithTeacher:
+def resolve_teacher(resolved: ResolvedRecipe, base: Reference | None) -> tuple[ResolvedRecipe, Reference | None]:
     """Finds the teacher that a recipe names.
 
+    Returns the student's recipe, with the tokenizer of its teacher, and the teacher's best checkpoint, if it has one.
     base: the run that initializes the student. Raises UsageError if its tokenizer, or one that a setting asks for, is
     not the teacher's; CheckpointError as `resolve_reference` does.
     """
@@ -44,17 +37,17 @@ def resolve_teacher(resolved: ResolvedRecipe, base: Reference | None) -> RecipeW
         if (setting := _find_option(resolved.origins, "distillation.")) is not None:
             fix = "name one with --teacher RUN, or omit the settings of distillation"
             raise UsageError("this setting needs a teacher, and none is named", where=setting, fix=fix)
-        return RecipeWithTeacher(resolved, None)
+        return resolved, None
     teacher = resolve_reference(recipe.distillation.teacher)
     if base is not None:
         _check_same_tokenizer(teacher, base.tokenizer, base.run.name)
-        return RecipeWithTeacher(resolved, teacher)
+        return resolved, teacher
     setting = _find_option(resolved.origins, "tokenizer.")
     if setting is not None:
         what = "a student uses the tokenizer of its teacher, so none can be chosen"
         raise UsageError(what, where=setting, fix="omit it, or train without the teacher")
     tokenizer = recipe.with_unvalidated_values({"tokenizer": teacher.recipe.tokenizer})
-    return RecipeWithTeacher(replace(resolved, recipe=tokenizer), teacher)
+    return replace(resolved, recipe=tokenizer), teacher
 
 
 def add_distillation_loss(
@@ -101,9 +94,7 @@ def check_teacher(teacher: Reference, student_recipe: Recipe, tokenizer: Tokeniz
 def _hidden_width(model: Model) -> int | None:
     """Returns the width of the hidden states at each position; None if there are none, or those of two networks."""
     plain = isinstance(model, Recurrent) and model.shape != "bidirectional" and model.attention is None
-    if isinstance(model, Transformer) or plain:
-        return model.d_model
-    return None
+    return model.d_model if isinstance(model, Transformer) or plain else None
 
 
 def _describe_width(model: Model) -> str:

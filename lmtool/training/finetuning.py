@@ -32,7 +32,6 @@ from lmtool.tasks.prepare import (
 from lmtool.tasks.schema import RowKind, has_related_texts
 from lmtool.tasks.subject import infer_subject
 from lmtool.training.folds import cross_validate_features
-from lmtool.training.job import RecipeWithData
 from lmtool.training.plan import TrainingPlan, check_adapters_have_base, is_for_tables, plan_pretraining
 
 
@@ -117,18 +116,14 @@ def _plan_finetuning_of_run(base: Reference, settings: Sequence[Setting]) -> Tra
         n_rows, bool(tables[0].name) or columns.has_targets, OBJECTIVE_OF_ROWS[columns.kind], per_class=per_class
     )
     resolved = resolve(None, settings, shape, base.parent)
+    trains_all_weights = resolved.recipe.tuning == Tuning() and not isinstance(resolved.recipe.optimizer, Lbfgs)
     spec, named = resolved.recipe.objective, {setting.key for setting in settings}
     if isinstance(spec, Classification) and spec.contrastive and "objective.contrastive" not in named:
         choice = f"{per_class:.3g} rows of a class: vectors are trained by contrast, then a head is fitted to them; "
         choice += "-s objective.contrastive=false trains both at once, --freeze body the head alone"
-    elif per_class > MAX_ROWS_OF_CLASS and isinstance(spec, Classification) and _trains_all(resolved.recipe):
+    elif per_class > MAX_ROWS_OF_CLASS and isinstance(spec, Classification) and trains_all_weights:
         choice = f"{per_class:,.0f} rows of a class: all weights are trained; --freeze body trains the head alone"
     return TrainingPlan(resolved, base, tables=tables, choice=choice)
-
-
-def _trains_all(recipe: Recipe) -> bool:
-    """Whether all weights are trained: none are frozen, and not only the head is fitted."""
-    return recipe.tuning == Tuning() and not isinstance(recipe.optimizer, Lbfgs)
 
 
 def _explain_embedding_choice(base: Reference, data: Data, settings: Sequence[Setting]) -> str:
@@ -210,10 +205,14 @@ def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> Trainin
         fix = f"name one: --from last ({last}), --from RUN or --from hf:ORG/NAME"
     if part := next((setting for setting in settings if setting.key.startswith("tuning.")), None):
         raise UsageError(f"{part.flag} is for a trained model, and none is named", fix=fix)
-    data = resolve(LINEAR_RECIPE, [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
-    tables = tuple(open_training_tables(data, row_kind_from_objective_setting(settings)))
+    data, tables = _open_tables_for_linear_model(settings)
     if tables[0].columns.kind != "texts":
-        return _plan_default_recipe(tables[0].columns.kind, last, settings)
+        chosen = FROM_SCRATCH[tables[0].columns.kind]
+        plan = _plan_from_scratch(chosen.recipe, [*parse_settings(chosen.settings), *settings])
+        recipe = " ".join((chosen.recipe, *(f"-s {setting}" for setting in chosen.settings)))
+        choice = f"a table of {chosen.rows}: the recipe {recipe} is trained from scratch; "
+        choice += _suggest_fine_tuning(last, "hf:ORG/NAME", "a published encoder of its language")
+        return replace(plan, choice=choice)
     if tables[0].name or tables[0].columns.has_targets:
         fix = f"{fix}; or train one from scratch: --recipe transformer-tiny"
         raise UsageError("a table of target texts needs a model that writes", fix=fix)
@@ -261,48 +260,29 @@ FROM_SCRATCH: Mapping[RowKind, DefaultTableRecipe] = {
 }
 
 
-def _plan_default_recipe(row_kind: RowKind, last_run: str, settings: Sequence[Setting]) -> TrainingPlan:
-    """Plans the default model of a table of other rows than labelled texts."""
-    chosen = FROM_SCRATCH[row_kind]
-    plan = _plan_from_scratch(chosen.recipe, [*parse_settings(chosen.settings), *settings])
-    recipe = " ".join((chosen.recipe, *(f"-s {setting}" for setting in chosen.settings)))
-    choice = f"a table of {chosen.rows}: the recipe {recipe} is trained from scratch; "
-    choice += _suggest_fine_tuning(last_run, "hf:ORG/NAME", "a published encoder of its language")
-    return replace(plan, choice=choice)
+def _open_tables_for_linear_model(settings: Sequence[Setting]) -> tuple[Data, tuple[TaskTables, ...]]:
+    """Opens the tables that the command line names. Returns them with the `data` of the recipe of linear models."""
+    data = resolve(LINEAR_RECIPE, _without_objective_kind(settings)).recipe.data
+    return data, tuple(open_training_tables(data, row_kind_from_objective_setting(settings)))
 
 
-class RecipeWithTables(NamedTuple):
-    """A recipe, and the opened table of each of its tasks."""
-
-    recipe: Recipe
-    tables: tuple[TaskTables, ...]
+def _without_objective_kind(settings: Sequence[Setting]) -> list[Setting]:
+    return [setting for setting in settings if setting.key != "objective.kind"]
 
 
-def open_finetuning_tables(settings: Sequence[Setting]) -> RecipeWithTables:
-    """Opens the tables that the command line names, with the recipe of `lmtool finetune` without --from.
+def open_finetuning_tables(settings: Sequence[Setting]) -> tuple[Recipe, tuple[TaskTables, ...]]:
+    """Opens the table of each task that the command line names; returns them after the recipe of `lmtool finetune`
+    without --from.
 
     The features of a linear model are not chosen, since they are not needed to read the rows. Raises as
     `plan_finetuning`.
     """
-    data_settings = [setting for setting in settings if setting.key != "objective.kind"]
-    tables = tuple(
-        open_training_tables(
-            resolve(LINEAR_RECIPE, data_settings).recipe.data, row_kind_from_objective_setting(settings)
-        )
-    )
+    _, tables = _open_tables_for_linear_model(settings)
     chosen = FROM_SCRATCH[tables[0].columns.kind]
     if chosen.recipe == LINEAR_RECIPE:
-        return RecipeWithTables(
-            resolve(LINEAR_RECIPE, data_settings, TableProperties(tables[0].n_labelled_rows)).recipe, tables
-        )
-    return RecipeWithTables(resolve(chosen.recipe, [*parse_settings(chosen.settings), *settings]).recipe, tables)
-
-
-class FeatureChoiceWithReason(NamedTuple):
-    """An index of FEATURE_NAMES, and the reason for it."""
-
-    best_index: int
-    reason: str
+        shape = TableProperties(tables[0].n_labelled_rows)
+        return resolve(LINEAR_RECIPE, _without_objective_kind(settings), shape).recipe, tables
+    return resolve(chosen.recipe, [*parse_settings(chosen.settings), *settings]).recipe, tables
 
 
 def _choose_text_features(
@@ -311,31 +291,31 @@ def _choose_text_features(
     tables: tuple[TaskTables, ...],
     mean_characters: float,
     report: Progress,
-) -> FeatureChoiceWithReason | None:
+) -> tuple[int, str] | None:
     """Chooses the features of a linear model by cross-validation.
 
-    mean_characters: characters of a text. None if n-grams take too long.
+    Returns an index of FEATURE_NAMES, and the reason for it; None if n-grams take too long. mean_characters: characters
+    of a text.
     """
     recipes = [resolve(None, [*chosen, *settings], shape).recipe for chosen in FEATURE_SETTINGS]
     if shape.n_rows * mean_characters * 10 > MAX_NGRAM_PRODUCTS:
         return None
     if shape.n_rows < FEW_ROWS:
-        return FeatureChoiceWithReason(1, "too few rows to compare others")
+        return 1, "too few rows to compare others"
     if not recipes[0].data.holds_out:
-        return FeatureChoiceWithReason(1, "no rows are held out to compare others")
-    words = RecipeWithData(*read_and_encode_tables(recipes[0], tables, None))
-    n_rows, n_classes = len(words.data.tasks[0].train), len(cast(Classification, words.recipe.objective).labels or "1")
+        return 1, "no rows are held out to compare others"
+    words = recipe, data = read_and_encode_tables(recipes[0], tables, None)
+    n_rows, n_classes = len(data.tasks[0].train), len(cast(Classification, recipe.objective).labels or "1")
     if n_rows * mean_characters * (10 + n_classes) > MAX_NGRAM_PRODUCTS:
         return None
     sample = random.Random(0).sample(range(n_rows), min(MAX_COMPARED_ROWS, n_rows))
     candidates = []
-    for recipe, data in (words, RecipeWithData(*read_and_encode_tables(recipes[1], tables, None))):
+    for recipe, data in (words, read_and_encode_tables(recipes[1], tables, None)):
         (task,) = data.tasks
         sampled = replace(task, train=[task.train[i] for i in sample])
-        candidates.append(RecipeWithData(recipe, replace(data, tasks=[sampled])))
-    best, penalties = cross_validate_features(candidates, report)
-    figures = [f"{FEATURE_NAMES[i]} {penalty.loss or 0.0:.4f}" for i, penalty in enumerate(penalties)]
+        candidates.append((recipe, replace(data, tasks=[sampled])))
+    losses = cross_validate_features(candidates, report)
+    best = losses.index(min(losses))
+    figures = [f"{FEATURE_NAMES[i]} {loss:.4f}" for i, loss in enumerate(losses)]
     figures = [figures.pop(best).removeprefix(f"{FEATURE_NAMES[best]} "), *figures]
-    return FeatureChoiceWithReason(
-        best, f"chosen by cross-validation on {len(sample):,} rows: loss {', '.join(figures)}"
-    )
+    return best, f"chosen by cross-validation on {len(sample):,} rows: loss {', '.join(figures)}"

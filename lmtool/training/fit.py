@@ -2,11 +2,11 @@
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, Self, cast
 
 import numpy as np
@@ -34,12 +34,10 @@ from lmtool.objective.heads import ClassificationObjective, ContrastiveObjective
 from lmtool.printable import format_count
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
-from lmtool.tasks.baseline import LABEL_KIND_METRICS
-from lmtool.tasks.labels import LabelKind
-from lmtool.training.convex import CONTRASTIVE_PENALTY, HeadFitSummary, fit_head_
+from lmtool.training.convex import CONTRASTIVE_PENALTY, fit_head_
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import learning_rate_factor
-from lmtool.training.truncated_bptt import StateCarryingModel, make_initial_state, take_rows
+from lmtool.training.truncated_bptt import StateCarryingModel, make_initial_state
 from lmtool.training.windows import ExampleSource, Windows
 
 MAX_SKIPPED_UPDATES = 25
@@ -124,11 +122,6 @@ class ModelAndOptimizers:
     module: nn.Module | None = None
 
 
-def never_stop() -> bool:
-    """Returns False: no stop is requested."""
-    return False
-
-
 def fit(
     trainable: ModelAndOptimizers,
     examples: ExampleSource,
@@ -138,7 +131,7 @@ def fit(
     steps_done: int = 0,
     micro_batch: int | None = None,
     carried_state: DecodeState | None = None,
-    should_stop: Callable[[], bool] = never_stop,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Generator[CompletedStep]:
     """Trains a model in place up to the recipe's last step, and yields each completed step.
 
@@ -154,93 +147,56 @@ def fit(
     row does not fit into memory or another process ends; UsageError when all text is counted.
     """
     rows = micro_batch or recipe.training.rows_per_process(compute.world.size)
-    with _make_stepper(trainable, examples, recipe, compute, rows, carried_state) as stepper:
+    model, optimizer = trainable.model, recipe.optimizer
+    with ExitStack() as stack:
+        take_step: Callable[[int, Callable[[], bool]], CompletedStep]
+        if isinstance(model, CountingModel):
+            assert isinstance(examples, Windows)
+            take_step = partial(_count_next_part_, model, examples, recipe, compute, rows)
+        elif isinstance(optimizer, Lbfgs):
+            take_step = partial(_fit_head_to_all_rows_, trainable, examples, recipe, compute, optimizer.l2)
+        else:
+            contrasts = isinstance(trainable.objective, ContrastiveObjective)
+            make_stepper = ContrastiveAndHeadStepper if contrasts else GradientStepper
+            stepper = make_stepper(trainable, examples, recipe, compute, rows, carried_state)
+            take_step = stack.enter_context(stepper).take_step
         for step in range(steps_done, recipe.training.steps):
-            yield stepper.take_step(step, should_stop)
+            yield take_step(step, should_stop)
 
 
-class Stepper(ABC):
-    """Takes the steps of training, within its context."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Frees what was held for the steps."""
-        return
-
-    @abstractmethod
-    def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
-        """Takes the step after the first `step` ones, and asks whether to stop."""
+def _collate_all_rows(objective: Objective, examples: ExampleSource, recipe: Recipe) -> list[Batch]:
+    """Returns all rows of a table, as batches."""
+    all_examples = examples.read(np.arange(examples.per_epoch))
+    parts = split_into_micro_batches(all_examples, recipe.training.batch_size, recipe.training.micro_tokens)
+    return [objective.collate(part) for part in parts]
 
 
-def _make_stepper(
+def _fit_head_to_all_rows_(
     trainable: ModelAndOptimizers,
     examples: ExampleSource,
     recipe: Recipe,
     compute: ExecutionContext,
-    rows: int,
-    carried_state: DecodeState | None,
-) -> Stepper:
-    """Returns what takes the steps of a model with its objective and optimizer. rows: computed at once."""
-    if isinstance(trainable.model, CountingModel):
-        assert isinstance(examples, Windows)
-        return CountingStepper(trainable.model, examples, recipe, compute, rows)
-    if isinstance(recipe.optimizer, Lbfgs):
-        return HeadFittingStepper(trainable, examples, recipe, compute, recipe.optimizer.l2)
-    if isinstance(trainable.objective, ContrastiveObjective):
-        return ContrastiveAndHeadStepper(trainable, examples, recipe, compute, rows, carried_state)
-    return GradientStepper(trainable, examples, recipe, compute, rows, carried_state)
-
-
-@dataclass(frozen=True)
-class HeadFittingStepper(Stepper):
-    """A step fits a head to all rows, by L-BFGS. Every process fits the same head."""
-
-    trainable: ModelAndOptimizers
-    examples: ExampleSource
-    recipe: Recipe
-    compute: ExecutionContext
-    l2: float | None
-
-    def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
-        started = time.perf_counter()
-        fitted, message, n_computed = _fit_head_to_all_rows_(self.trainable, self.examples, self.recipe, self.l2)
-        (stops,) = self.compute.world.all_reduce_sum((float(should_stop()),))
-        return CompletedStep(
-            step=step + 1,
-            loss=fitted.loss,
-            lr=None,
-            grad_norm=None,
-            tokens=fitted.n_rows,
-            n_computed=n_computed,
-            seconds=time.perf_counter() - started,
-            micro_batch=self.recipe.training.batch_size,
-            stop=stops > 0,
-            message=message,
-        )
-
-
-class HeadFitWithMessage(NamedTuple):
-    """The result of fitting a head to all rows. message: a line about it. n_computed: number of tokens computed."""
-
-    summary: HeadFitSummary
-    message: str
-    n_computed: int
-
-
-def _fit_head_to_all_rows_(
-    trainable: ModelAndOptimizers, examples: ExampleSource, recipe: Recipe, l2: float | None
-) -> HeadFitWithMessage:
-    """Fits the head of a model to all rows, in place."""
-    model, objective, rows = cast(Classifier, trainable.model), trainable.objective, recipe.training.batch_size
-    all_examples = examples.read(np.arange(examples.per_epoch))
-    parts = split_into_micro_batches(all_examples, rows, recipe.training.micro_tokens)
-    batches = [objective.collate(part) for part in parts]
-    assert isinstance(objective, ClassificationObjective)
-    fitted = fit_head_(model, objective, batches, l2, recipe.seed)
-    message = fitted.describe(LABEL_KIND_METRICS[cast(LabelKind, objective.spec.task)])
-    return HeadFitWithMessage(fitted, message, sum(map(objective.count_computed_units, batches)))
+    l2: float | None,
+    step: int,
+    should_stop: Callable[[], bool],
+) -> CompletedStep:
+    """Fits a head to all rows, by L-BFGS, which is one step. Every process fits the same head."""
+    started, objective = time.perf_counter(), cast(ClassificationObjective, trainable.objective)
+    batches = _collate_all_rows(objective, examples, recipe)
+    fitted = fit_head_(cast(Classifier, trainable.model), objective, batches, l2, recipe.seed)
+    (stops,) = compute.world.all_reduce_sum((float(should_stop()),))
+    return CompletedStep(
+        step=step + 1,
+        loss=fitted.loss,
+        lr=None,
+        grad_norm=None,
+        tokens=fitted.n_rows,
+        n_computed=sum(map(objective.count_computed_units, batches)),
+        seconds=time.perf_counter() - started,
+        micro_batch=recipe.training.batch_size,
+        stop=stops > 0,
+        message=fitted.describe(),
+    )
 
 
 def is_validation_step(recipe: Recipe, step: int) -> bool:
@@ -253,64 +209,57 @@ def is_checkpoint_step(recipe: Recipe, step: int) -> bool:
     return is_validation_step(recipe, step) or step % recipe.checkpoint.every == 0
 
 
-@dataclass(frozen=True)
-class CountingStepper(Stepper):
-    """A step counts the next part of the text; all steps together are one pass over it, in order.
+def _count_next_part_(
+    model: CountingModel,
+    examples: Windows,
+    recipe: Recipe,
+    compute: ExecutionContext,
+    rows: int,
+    step: int,
+    should_stop: Callable[[], bool],
+) -> CompletedStep:
+    """Counts the next part of the text; all steps together are one pass over it, in order.
 
-    Every process counts all of it, since each needs all counts. rows: number of rows of `context` tokens read at once.
+    Every process counts all of it, since each needs all counts. The loss is the mean of -log p of the targets under the
+    counts before this part. rows: number of rows of `context` tokens read at once.
+
+    Raises UsageError when the text is exhausted.
     """
+    started, training = time.perf_counter(), recipe.training
+    begin = int(model.n_read)
+    left = examples.n_tokens - begin
+    if not left:
+        what = f"the whole text was counted in {format_count(step, 'step')}, and a token may be counted only once"
+        raise UsageError(what, where="training.steps", fix=f"set it to {step}, or start a new run")
+    end = begin + max(1, left // (training.steps - step))
+    at_once = training.batch_size * recipe.model.context
+    nats, n_targets = 0.0, 0
 
-    model: CountingModel
-    examples: Windows
-    recipe: Recipe
-    compute: ExecutionContext
-    rows: int
+    def batches() -> Iterator[Batch]:
+        nonlocal nats, n_targets
+        for first in range(begin, end, at_once):
+            batch = examples.read_span(first, min(end, first + at_once), model.n_context_tokens).to(compute.device)
+            targets_BT = batch.required_targets_BT
+            scored_BT = targets_BT != IGNORE
+            with torch.no_grad():
+                log_p_M = model.token_log_probs(model(batch).hidden_BTD[scored_BT], targets_BT[scored_BT])
+            nats -= float(log_p_M.sum())
+            n_targets += batch.n_targets
+            yield batch
 
-    def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
-        """Counts a part. Its loss is the mean of -log p of its targets under the counts before it.
-
-        Raises UsageError when the text is exhausted.
-        """
-        started, model, training = time.perf_counter(), self.model, self.recipe.training
-        begin = int(model.n_read)
-        left = self.examples.n_tokens - begin
-        if not left:
-            what = f"the whole text was counted in {format_count(step, 'step')}, and a token may be counted only once"
-            raise UsageError(what, where="training.steps", fix=f"set it to {step}, or start a new run")
-        end = begin + max(1, left // (training.steps - step))
-        at_once = training.batch_size * self.recipe.model.context
-        nats, n_targets = 0.0, 0
-
-        def batches() -> Iterator[Batch]:
-            nonlocal nats, n_targets
-            for first in range(begin, end, at_once):
-                part = self.examples.read_span(first, min(end, first + at_once), model.n_context_tokens)
-                batch = part.to(self.compute.device)
-                nats += _sum_negative_log_probs(model, batch)
-                n_targets += batch.n_targets
-                yield batch
-
-        model.fit_counts_(batches(), end - begin)
-        (stops,) = self.compute.world.all_reduce_sum((float(should_stop()),))
-        return CompletedStep(
-            step=step + 1,
-            loss=nats / max(1, n_targets),
-            lr=None,
-            grad_norm=None,
-            tokens=n_targets,
-            n_computed=n_targets,
-            seconds=time.perf_counter() - started,
-            micro_batch=self.rows,
-            stop=stops > 0,
-        )
-
-
-@torch.no_grad()
-def _sum_negative_log_probs(model: CountingModel, batch: Batch) -> float:
-    """Returns the sum of -log p over the targets."""
-    targets_BT = batch.required_targets_BT
-    scored_BT = targets_BT != IGNORE
-    return -float(model.token_log_probs(model(batch).hidden_BTD[scored_BT], targets_BT[scored_BT]).sum())
+    model.fit_counts_(batches(), end - begin)
+    (stops,) = compute.world.all_reduce_sum((float(should_stop()),))
+    return CompletedStep(
+        step=step + 1,
+        loss=nats / max(1, n_targets),
+        lr=None,
+        grad_norm=None,
+        tokens=n_targets,
+        n_computed=n_targets,
+        seconds=time.perf_counter() - started,
+        micro_batch=rows,
+        stop=stops > 0,
+    )
 
 
 class AccumulatedLoss(NamedTuple):
@@ -324,8 +273,8 @@ class AccumulatedLoss(NamedTuple):
     n_computed: float
 
 
-class GradientStepper(Stepper):
-    """A step updates the weights by the gradient of a batch."""
+class GradientStepper:
+    """A context that takes steps, each of which updates the weights by the gradient of a batch."""
 
     def __init__(
         self,
@@ -337,13 +286,9 @@ class GradientStepper(Stepper):
         carried_state: DecodeState | None,
     ) -> None:
         """rows: computed at once. carried_state: the final states of the step before."""
-        self.trainable = trainable
         self.model, self.objective, self.optimizers = trainable.model, trainable.objective, trainable.optimizers
         self.examples, self.recipe, self.compute, self.world = examples, recipe, compute, compute.world
-        module = trainable.module
-        self.module = (
-            self.world.wrap_data_parallel(LossModule(self.model, self.objective)) if module is None else module
-        )
+        self.module = trainable.module or self.world.wrap_data_parallel(LossModule(self.model, self.objective))
         self.prefetcher = _BatchPrefetcher(examples, self.objective, recipe.training, compute)
         self.rows, self.carried_state = rows, carried_state
         self.recomputes, self.n_skipped = False, 0
@@ -363,12 +308,12 @@ class GradientStepper(Stepper):
             torch.set_num_threads(self.threads)
 
     def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
+        """Takes the step after the first `step` ones, and asks whether to stop."""
         started = time.perf_counter()
         training, compute, initial_state = self.recipe.training, self.compute, None
         if training.carry_state:
-            restarts = self.carried_state is None or self.examples.restarts(step)
             initial_state = self.carried_state
-            if restarts:
+            if initial_state is None or self.examples.restarts(step):
                 initial_state = make_initial_state(self.model, training.batch_size, compute.device)
         total, count, n_computed = self._accumulate_gradients_within_memory(step, initial_state)
         total, n_targets, n_computed, stops = self.world.all_reduce_sum(
@@ -430,7 +375,7 @@ class GradientStepper(Stepper):
         whole_batch = self._compute_whole_batch_gradients(step, batches)
         for index, batch in enumerate(batches):
             n_before, n_rows = n_rows, n_rows + len(batch.tokens_BT)
-            state = None if initial_state is None else take_rows(initial_state, n_before, n_rows)
+            state = None if initial_state is None else initial_state.select_rows(range(n_before, n_rows))
             gradient = None if whole_batch is None else whole_batch.by_micro_batch[index]
             self._seed_micro_batch(step, index)
             is_last = index == len(batches) - 1
@@ -485,8 +430,10 @@ class ContrastiveAndHeadStepper(GradientStepper):
         done = super().take_step(step, should_stop)
         if not is_validation_step(self.recipe, done.step):
             return done
-        message = _fit_head_to_all_rows_(self.trainable, self.examples, self.recipe, CONTRASTIVE_PENALTY).message
-        return replace(done, message=message if done.step == self.recipe.training.steps else "")
+        objective = cast(ClassificationObjective, self.objective)
+        batches = _collate_all_rows(objective, self.examples, self.recipe)
+        fitted = fit_head_(cast(Classifier, self.model), objective, batches, CONTRASTIVE_PENALTY, self.recipe.seed)
+        return replace(done, message=fitted.describe() if done.step == self.recipe.training.steps else "")
 
 
 @dataclass

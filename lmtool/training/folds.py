@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -21,10 +21,10 @@ from lmtool.runs.uncertainty import N_FOLDS
 from lmtool.tasks.data import TableData
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import TaskModel
-from lmtool.training.convex import ChosenPenalty, ModelHeadFitter, cross_validate_head_penalty
+from lmtool.training.convex import HeadFittingProblem
 from lmtool.training.distillation import add_distillation_loss
 from lmtool.training.fit import ModelAndOptimizers, fit
-from lmtool.training.job import RecipeWithData, TrainingJob
+from lmtool.training.job import TrainingJob
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.pretrained import open_pretrained_vectors
 
@@ -100,7 +100,7 @@ def _fit_fold_heads(
     lm, objective, _ = job.build_model()
     rows = data.tasks[0].train
     labelled_objective = cast(ClassificationObjective, objective)
-    problem = ModelHeadFitter.from_batches(cast(Classifier, lm), labelled_objective, _collate_rows(objective, rows))
+    problem = HeadFittingProblem.from_batches(cast(Classifier, lm), labelled_objective, _collate_rows(objective, rows))
     for fold in folds:
         numbers = {row.number for row in fold.tasks[0].train}
         fold_problem = problem.select_rows(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
@@ -110,29 +110,22 @@ def _fit_fold_heads(
         yield fold, TaskModel(lm.eval(), objective, compute)
 
 
-class BestFeaturesWithPenalties(NamedTuple):
-    """The index of the candidate with the smallest loss, and the penalty of each."""
-
-    best_index: int
-    penalties: list[ChosenPenalty]
-
-
 def cross_validate_features(
-    candidates: Sequence[RecipeWithData], report: Progress = no_progress
-) -> BestFeaturesWithPenalties:
-    """Chooses features of texts for a linear model by its loss in cross-validation.
+    candidates: Sequence[tuple[Recipe, TableData]], report: Progress = no_progress
+) -> list[float]:
+    """Returns the loss of a linear model in cross-validation for each choice of the features of texts.
 
     candidates: the same rows with each of the features.
     """
-    penalties: list[ChosenPenalty] = []
+    losses: list[float] = []
     for recipe, data in candidates:
-        report("choosing features", len(penalties), len(candidates))
+        report("choosing features", len(losses), len(candidates))
         lm, objective, _ = TrainingJob(recipe, data, CPU).build_model()
         batches = _collate_rows(objective, data.tasks[0].train)
         labelled_objective = cast(ClassificationObjective, objective)
-        penalties.append(cross_validate_head_penalty(cast(Classifier, lm), labelled_objective, batches, recipe.seed))
-    best = int(np.argmin([penalty.loss or 0.0 for penalty in penalties]))
-    return BestFeaturesWithPenalties(best, penalties)
+        problem = HeadFittingProblem.from_batches(cast(Classifier, lm), labelled_objective, batches)
+        losses.append(problem.choose_penalty(recipe.seed).loss or 0.0)
+    return losses
 
 
 def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from lmtool.compute.device import ExecutionContext
 from lmtool.compute.shards import ShardNewParameters
@@ -15,24 +14,8 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.checkpoint import Checkpoint
 from lmtool.runs.load import LoadedModel, PretrainedTokenVectors, build_for_training, load_weights
 from lmtool.runs.reference import Reference
-from lmtool.tasks.data import TableData
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData
-
-
-class RecipeWithData(NamedTuple):
-    """A recipe and the rows of a table, encoded for its model."""
-
-    recipe: Recipe
-    data: TableData
-
-
-class BuiltModel(NamedTuple):
-    """A model and its objective; `notice` says how the head of the base run was taken over, if that has to be said."""
-
-    model: LanguageModel
-    objective: Objective
-    notice: str | None
 
 
 @dataclass(frozen=True)
@@ -60,9 +43,10 @@ class TrainingJob:
 
     def build_model(
         self, build_device: ExecutionContext | None = None, shards: ShardNewParameters | None = None
-    ) -> BuiltModel:
+    ) -> tuple[LanguageModel, Objective, str | None]:
         """Builds the model, at the checkpoint if there is one, and its objective, without the teacher.
 
+        Returns them, and a notice of how the head of the base run was taken over, if that has to be said.
         build_device: where the model is built, if not where it is trained. shards: see `build_model`.
         """
         recipe, tokenizer = self.recipe, self.data.prompt_format.tokenizer
@@ -81,7 +65,7 @@ class TrainingJob:
         objective = build_objective(recipe, tokenizer, lm.counts_V)
         for parameter in objective.unused_parameters(lm):
             parameter.requires_grad_(False)
-        return BuiltModel(lm, objective, notice)
+        return lm, objective, notice
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from lmtool.compute.processes import World
 from lmtool.objective import Objective
@@ -51,13 +51,6 @@ REVISION_TOLERANCE = 0.03
 """Relative change below which the number of steps is not revised."""
 
 
-class StepLimitWithReason(NamedTuple):
-    """A number of steps, and a description of what limits it."""
-
-    n_steps: int
-    reason: str
-
-
 @dataclass
 class TimedFirstSteps:
     """The first steps of a session, which are timed until they take `max_seconds` or are `max_steps`.
@@ -69,13 +62,6 @@ class TimedFirstSteps:
     max_steps: int = UNKNOWN_STEPS
     steps: list[CompletedStep] = field(default_factory=list)
     seconds: float = 0.0
-
-    @classmethod
-    def from_recipe(cls, recipe: Recipe) -> "TimedFirstSteps":
-        """Returns an empty list of steps with the limits for a recipe."""
-        if (minutes := recipe.training.minutes) is not None:
-            return cls(min(MAX_PROBE_SECONDS, MAX_PROBE_FRACTION * 60 * minutes))
-        return cls(ESTIMATE_SECONDS, math.ceil(MAX_PROBE_FRACTION * recipe.training.steps))
 
     def add_and_check_enough(self, step: CompletedStep, world: World) -> bool:
         """Adds a step. Returns whether the steps are enough, which all processes agree on."""
@@ -109,33 +95,6 @@ class MeasuredDurations:
     final_evaluation_seconds: float
     scoring_steps: float = 0.0
 
-    @classmethod
-    def from_first_steps(
-        cls,
-        first_steps: TimedFirstSteps,
-        recipe: Recipe,
-        data: TrainingData,
-        examples: ExampleSource,
-        objective: Objective,
-        world: World,
-    ) -> "MeasuredDurations | None":
-        """Returns the speed by the first steps of a run, as the main process measured it. The duration of a validation
-        is estimated from theirs. None if no step had a target."""
-        computed = sum(step.n_computed for step in first_steps.later_half)
-        if not computed:
-            return None
-        per_token, tokens = (
-            sum(step.seconds for step in first_steps.later_half) / computed,
-            computed / len(first_steps.later_half),
-        )
-        if data.unit == "row":
-            tokens = estimate_tokens_per_step(examples, objective, recipe)
-        validation = FORWARD_FRACTION * per_token * data.validation_tokens / world.size
-        figures = (per_token * tokens, tokens, validation, data.estimate_final_evaluation_seconds(validation))
-        shared = world.all_reduce_sum(figures if world.is_main else (0.0,) * len(figures))
-        n_models = count_fold_models(recipe, data) if isinstance(data, TableData) else 0
-        return cls(objective.unit, shared[0], shared[1], shared[2], shared[3], float(n_models))
-
     def estimate_seconds_until_end(self, steps: int, validation_interval: int, steps_done: int = 0) -> float:
         """Estimates the duration of a run after its first `steps_done` steps, with validations and final evaluation."""
         n_validations = math.ceil(steps / validation_interval) - steps_done // validation_interval
@@ -162,9 +121,15 @@ class RunLengthController:
         """recipe: before its number of steps is revised. started_at: when the command of a new run started, by
         time.perf_counter; None for a resumed run."""
         self._recipe, self._data, self._world, self._started_at = recipe, data, world, started_at
-        self._first_steps = TimedFirstSteps.from_recipe(recipe) if has_training_time(recipe) else None
-        self.minutes = None if self._first_steps is None else recipe.training.minutes
-        self._max_steps, self._limited_by = max_steps_by_data(recipe, data)
+        # not of models that are fitted or counted at once
+        is_timed = not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
+        self.minutes = recipe.training.minutes if is_timed else None
+        if self.minutes is not None:
+            first_steps = TimedFirstSteps(min(MAX_PROBE_SECONDS, MAX_PROBE_FRACTION * 60 * self.minutes))
+        else:
+            first_steps = TimedFirstSteps(ESTIMATE_SECONDS, math.ceil(MAX_PROBE_FRACTION * recipe.training.steps))
+        self._first_steps = first_steps if is_timed else None
+        self._max_steps, self._limited_by = min(list_step_limits_by_data(recipe, data), default=(UNKNOWN_STEPS, ""))
         self._deadline = math.inf
         self.durations: MeasuredDurations | None = None
 
@@ -187,30 +152,46 @@ class RunLengthController:
         is_enough = self._first_steps.add_and_check_enough(step, self._world)
         if not is_enough and not (must_finish and self.minutes is not None):
             return False
-        first, self._first_steps = self._first_steps, None
-        self.durations = MeasuredDurations.from_first_steps(
-            first, self._recipe, self._data, examples, objective, self._world
-        )
+        steps, self._first_steps = self._first_steps.later_half, None
+        self.durations = self._measure_durations(steps, examples, objective)
         return True
 
-    def choose_steps_for_time_limit(self, steps_done: int, validation_interval: int) -> StepLimitWithReason:
+    def _measure_durations(
+        self, steps: Sequence[CompletedStep], examples: ExampleSource, objective: Objective
+    ) -> MeasuredDurations | None:
+        """Returns the durations by some steps, as the main process measured them; None if no step had a target.
+
+        That of a validation is estimated from theirs.
+        """
+        recipe, data, world = self._recipe, self._data, self._world
+        computed = sum(step.n_computed for step in steps)
+        if not computed:
+            return None
+        per_token, tokens = sum(step.seconds for step in steps) / computed, computed / len(steps)
+        if data.unit == "row":
+            tokens = estimate_tokens_per_step(examples, objective, recipe)
+        validation = FORWARD_FRACTION * per_token * data.validation_tokens / world.size
+        figures = (per_token * tokens, tokens, validation, data.estimate_final_evaluation_seconds(validation))
+        shared = world.all_reduce_sum(figures if world.is_main else (0.0,) * len(figures))
+        n_models = count_fold_models(recipe, data) if isinstance(data, TableData) else 0
+        return MeasuredDurations(objective.unit, shared[0], shared[1], shared[2], shared[3], float(n_models))
+
+    def choose_steps_for_time_limit(self, steps_done: int, validation_interval: int) -> tuple[int, str]:
         """Returns the number of steps of a run with a time limit by its first steps, and a description of the limit."""
         assert self.minutes is not None
         if self.durations is None:
             why = self._limited_by or "since the first steps have no target, and so no speed"
-            return StepLimitWithReason(self._max_steps if self._limited_by else self._recipe.training.steps, why)
-        seconds = self._estimate_training_seconds_left(self.minutes, self.durations)
+            return self._max_steps if self._limited_by else self._recipe.training.steps, why
+        spent = 0.0 if self._started_at is None else time.perf_counter() - self._started_at
+        limit = 60 * self.minutes
+        left = max(limit - spent - self.durations.final_evaluation_seconds, MIN_TIME_FRACTION * limit)
+        left /= 1 + self.durations.scoring_steps
+        (seconds,) = self._world.all_reduce_sum((left if self._world.is_main else 0.0,))
         self._deadline = time.perf_counter() + seconds
         speed = self.durations.step_tokens / self.durations.step_seconds
         pace = f"{self.minutes:g} minutes at {speed:,.0f} {self.durations.unit}s/s"
         steps = steps_done + self.durations.count_steps_within(seconds, validation_interval)
-        return min(StepLimitWithReason(self._max_steps, self._limited_by), StepLimitWithReason(steps, f"for {pace}"))
-
-    def _estimate_training_seconds_left(self, minutes: float, durations: MeasuredDurations) -> float:
-        """Estimates the seconds that the time limit leaves for training steps; the same in all processes."""
-        spent = 0.0 if self._started_at is None else time.perf_counter() - self._started_at
-        left = max(60 * minutes - spent - durations.final_evaluation_seconds, MIN_TIME_FRACTION * 60 * minutes)
-        return self._world.all_reduce_sum((left / (1 + durations.scoring_steps) if self._world.is_main else 0.0,))[0]
+        return min((self._max_steps, self._limited_by), (steps, f"for {pace}"))
 
     def record_validation_seconds(self, seconds: float) -> None:
         """Corrects the speed by the duration of a validation, and the deadline by that of the final evaluation."""
@@ -231,11 +212,8 @@ class RunLengthController:
         """
         if self.minutes is None or self.durations is None or steps_done >= recipe.training.steps:
             return recipe.training.steps
-        steps = 0
-        if self._world.is_main:
-            limits = self._deadline, self._max_steps
-            steps = count_steps_by_deadline(recipe, steps_done, started_at, *limits)
-        return int(self._world.all_reduce_sum((steps,))[0])
+        steps = count_steps_by_deadline(recipe, steps_done, started_at, self._deadline, self._max_steps)
+        return int(self._world.all_reduce_sum((steps if self._world.is_main else 0,))[0])
 
     def estimate_duration(self, recipe: Recipe, steps_done: int, examples_per_epoch: int) -> DurationEstimate:
         """Estimates how long the run takes from now on. The durations must be known."""
@@ -258,43 +236,31 @@ class RunLengthController:
         )
 
 
-class RecipeWithMessage(NamedTuple):
-    """A recipe, and a line for the user; empty if there is nothing to say."""
-
-    recipe: Recipe
-    message: str
-
-
-def set_steps_from_data(recipe: Recipe, data: TrainingData) -> RecipeWithMessage:
+def set_steps_from_data(recipe: Recipe, data: TrainingData) -> tuple[Recipe, str]:
     """Returns the recipe with the steps that follow from its epochs and tokens, and a line that says so.
 
     Unchanged, with an empty line, without either, for a table, whose steps are known when it is read, and with a time
     limit, for which the session sets the steps.
     """
-    if recipe.training.minutes is not None or data.unit == "row" or not (limits := _list_step_limits(recipe, data)):
-        return RecipeWithMessage(recipe, "")
+    if recipe.training.minutes is not None or data.unit == "row":
+        return recipe, ""
+    limits = list_step_limits_by_data(recipe, data)
+    if not limits:
+        return recipe, ""
     steps, why = min(limits)
-    return RecipeWithMessage(fix_steps_and_intervals(recipe, steps), f"length: {steps:,} steps, for {why}")
+    return fix_steps_and_intervals(recipe, steps), f"length: {steps:,} steps, for {why}"
 
 
-def has_training_time(recipe: Recipe) -> bool:
-    """Whether the number of steps can follow from time: not for models that are fitted or counted at once."""
-    return not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
-
-
-def max_steps_by_data(recipe: Recipe, data: TrainingData) -> StepLimitWithReason:
-    """Returns the maximum steps by epochs and tokens, and a description of the limit; UNKNOWN_STEPS without a limit."""
-    return min(_list_step_limits(recipe, data), default=StepLimitWithReason(UNKNOWN_STEPS, ""))
-
-
-def _list_step_limits(recipe: Recipe, data: TrainingData) -> list[StepLimitWithReason]:
-    training, limits = recipe.training, list[StepLimitWithReason]()
-    if training.epochs is not None:
+def list_step_limits_by_data(recipe: Recipe, data: TrainingData | None) -> list[tuple[int, str]]:
+    """Returns the maximum steps by epochs, if the data are known, and by tokens, with a description of each limit."""
+    training, limits = recipe.training, list[tuple[int, str]]()
+    if training.epochs is not None and data is not None:
         source = "table" if data.unit == "row" else "text"
         steps = count_epoch_steps(recipe, data.per_epoch, training.epochs)
-        limits.append(StepLimitWithReason(steps, f"{training.epochs:g} passes over the {source}"))
+        limits.append((steps, f"{training.epochs:g} passes over the {source}"))
     if training.tokens is not None:
-        limits.append(StepLimitWithReason(count_token_steps(recipe, training.tokens), f"{training.tokens:,} tokens"))
+        steps = math.ceil(training.tokens / (training.batch_size * recipe.model.context))
+        limits.append((steps, f"{training.tokens:,} tokens"))
     return limits
 
 
@@ -318,15 +284,10 @@ def revise_steps_and_intervals(recipe: Recipe, n_steps: int) -> Recipe:
     It is validated and saved as often as before.
     """
     before, after = _validation_interval(recipe.training.steps), _validation_interval(n_steps)
-
-    def rescale(every: int) -> int:
-        return after if every == before else min(every, after)
-
-    intervals = {
-        "evaluation.every": rescale(recipe.evaluation.every),
-        "checkpoint.every": rescale(recipe.checkpoint.every),
-    }
-    return recipe.with_unvalidated_values({"training.steps": n_steps, **intervals})
+    values = {"training.steps": n_steps}
+    for key, every in (("evaluation.every", recipe.evaluation.every), ("checkpoint.every", recipe.checkpoint.every)):
+        values[key] = after if every == before else min(every, after)
+    return recipe.with_unvalidated_values(values)
 
 
 def min_total_steps_keeping_schedule(recipe: Recipe, steps_done: int) -> int | None:
@@ -367,11 +328,6 @@ def count_epoch_steps(recipe: Recipe, per_epoch: int, epochs: float) -> int:
     """Returns the number of steps of so many epochs of `per_epoch` examples."""
     training = recipe.training
     return max(training.min_steps or 1, math.ceil(epochs * per_epoch / training.batch_size))
-
-
-def count_token_steps(recipe: Recipe, tokens: int) -> int:
-    """Returns the number of steps that read so many tokens of text."""
-    return math.ceil(tokens / (recipe.training.batch_size * recipe.model.context))
 
 
 def _validation_interval(steps: int) -> int:

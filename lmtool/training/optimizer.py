@@ -135,19 +135,18 @@ class Optimizers:
         return moments_of
 
     def load_state(self, tensors: Mapping[str, Tensor], steps_done: int = 1, checkpoint_path: str = "") -> None:
-        """Loads the moments that `state` returned after so many steps; of sharded parameters the rows of this process.
+        """Loads what `state_tensors` returned after so many steps; of sharded parameters the rows of this process.
 
-        checkpoint_path: the checkpoint. Raises CheckpointError for a moment that is missing, unknown or misshapen, and
+        checkpoint_path: for errors. Raises CheckpointError for a moment that is missing, unknown or misshapen, and
         NumericalError for one that holds NaN.
         """
         owner = {p: o for o in self._rules for group in o.param_groups for p in group["params"]}
         scale = {key.removeprefix(_SCALER): tensors[key] for key in tensors if key.startswith(_SCALER)}
         moments = {key: tensor for key, tensor in get_meta_tensors(tensors).items() if not key.startswith(_SCALER)}
         known = {f"{moment}/{self._names[p]}": p for p, rule in owner.items() for moment in rule.moments}
-        # in float16 the first steps may have been skipped
-        needed = (
-            {key for key, p in known.items() if self._first_steps[p] < steps_done} if moments or not scale else set()
-        )
+        needed = {key for key, p in known.items() if self._first_steps[p] < steps_done}
+        if scale and not moments:  # in float16 the first steps may have been skipped
+            needed = set()
         for key in sorted(moments.keys() | needed):
             if key not in moments:
                 raise _mismatch_error(f"{key} is missing", checkpoint_path)
@@ -158,11 +157,10 @@ class Optimizers:
         loaded: dict[str, Tensor] = {}
         for key, outline in moments.items():
             parameter, whole = known[key], self._wholes.get(known[key])
-            tensor = (
-                read_tensor_rows(tensors, key, get_local_row_range(whole))
-                if whole is not None and outline.ndim
-                else tensors[key]
-            )
+            if whole is not None and outline.ndim:
+                tensor = read_tensor_rows(tensors, key, get_local_row_range(whole))
+            else:
+                tensor = tensors[key]
             # infinite ones may belong to a run that goes on
             if bool(tensor.isnan().any()):
                 what = f"the optimizer state is useless: {key} holds NaN"
@@ -243,14 +241,8 @@ def _make_update_rules(
 
 
 def _make_adam(spec: Adam | AdamW, rate_factors: RateFactors) -> UpdateRule:
-    decoupled = isinstance(spec, AdamW)
-    return AdamUpdate(
-        _group_by_rate_and_decay(rate_factors, spec),
-        beta1=spec.beta1,
-        beta2=spec.beta2,
-        eps=spec.eps,
-        decoupled=decoupled,
-    )
+    groups, decoupled = _group_by_rate_and_decay(rate_factors, spec), isinstance(spec, AdamW)
+    return AdamUpdate(groups, beta1=spec.beta1, beta2=spec.beta2, eps=spec.eps, decoupled=decoupled)
 
 
 def _group_by_rate_and_decay(rate_factors: RateFactors, spec: Adam | AdamW | Sgd | Muon) -> Groups:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from lmtool.compute.device import ExecutionContext, device_memory_bytes
 from lmtool.compute.processes import World, local_size
@@ -28,19 +27,6 @@ from lmtool.training.distillation import check_teacher, resolve_teacher
 from lmtool.training.job import TrainingJob
 from lmtool.training.length import set_steps_from_data
 from lmtool.training.pretrained import describe_features, load_features_and_update_recipe, open_pretrained_vectors
-
-
-class RecipeWithDataAndModels(NamedTuple):
-    """The data of a plan.
-
-    recipe: with the values that the data decide. teacher: of a distilled model. features: the model whose states the
-    trained one reads.
-    """
-
-    recipe: Recipe
-    data: TrainingData
-    teacher: Reference | None
-    features: LoadedModel | None
 
 
 @dataclass(frozen=True)
@@ -72,8 +58,14 @@ class TrainingPlan:
             self, resolved=replace(self.resolved, recipe=self.recipe.with_unvalidated_values({"seed": seed}))
         )
 
-    def read_data(self, report: Progress, world: World | None = None) -> RecipeWithDataAndModels:
-        """Reads the data that the plan names, and loads the model of features."""
+    def read_data(
+        self, report: Progress, world: World | None = None
+    ) -> tuple[Recipe, TrainingData, Reference | None, LoadedModel | None]:
+        """Reads the data that the plan names, and loads the model of features.
+
+        Returns the recipe with the values that the data decide, the data, the teacher of a distilled model, and the
+        model whose states the trained one reads.
+        """
         if not self.tables:
             _check_trainable_on_text(self.resolved, self.base)
         resolved, teacher = resolve_teacher(self.resolved, self.base)
@@ -86,7 +78,7 @@ class TrainingPlan:
             recipe, data = read_and_encode_tables(recipe, self.tables, tokenizer)
         else:
             recipe, data = tokenize_training_text(recipe, tokenizer, world or World(), report, self.text)
-        return RecipeWithDataAndModels(recipe, data, teacher, features)
+        return recipe, data, teacher, features
 
     def prepare_job(self, compute: ExecutionContext, report: Progress) -> TrainingJob:
         """Reads the data, all processes together, and checks them.
@@ -104,13 +96,13 @@ class TrainingPlan:
         check_same_inputs_in_all_processes(recipe, data.fingerprint, compute.world)
         if teacher is not None:
             check_teacher(teacher, recipe, data.prompt_format.tokenizer)
-        data.check()
+        data.check_has_examples()
         recipe, length_line = set_steps_from_data(recipe, data)
-        inferred = [
-            *(self.resolved.inferred if not self.tables else ()),
-            *([describe_features(recipe.model, features)] if features else ()),
-        ]
-        inferred += filter(None, [length_line])
+        inferred = [] if self.tables else [*self.resolved.inferred]
+        if features is not None:
+            inferred.append(describe_features(recipe.model, features))
+        if length_line:
+            inferred.append(length_line)
         vectors = None
         if source is not None:
             vectors = source.match_vocabulary(data.prompt_format.tokenizer, data.count_training_tokens_per_id())
@@ -121,10 +113,10 @@ class TrainingPlan:
             recipe,
             data,
             compute,
-            self.base,
-            teacher,
-            vectors,
-            features,
+            base=self.base,
+            teacher=teacher,
+            vectors=vectors,
+            features=features,
             lines=(*data.description_lines, *inferred),
             warnings=(*warnings, *data.warnings),
         )
@@ -209,9 +201,8 @@ def check_device_and_choose_sharding(
     """
     world = compute.world
     if recipe.training.batch_size % world.size:
-        what = (
-            f"a batch of {format_count(recipe.training.batch_size, 'row')} cannot be shared by {world.size} processes"
-        )
+        rows = format_count(recipe.training.batch_size, "row")
+        what = f"a batch of {rows} cannot be shared by {world.size} processes"
         raise UsageError(what, where="training.batch_size", fix=f"set it to a multiple of {world.size}")
     if recipe.training.carry_state and world.size > 1:
         what = f"states are carried in one process only, not in {world.size}"

@@ -21,10 +21,10 @@ class StepTracer:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._failure, self._is_written = "", False
-        waits = schedule(wait=N_UNTRACED_STEPS - 1, warmup=1, active=N_TRACED_STEPS, repeat=1)
-        self._profile = (
-            None if path is None else profile(schedule=waits, on_trace_ready=self._export_trace, record_shapes=True)
-        )
+        self._profile: profile | None = None
+        if path is not None:
+            waits = schedule(wait=N_UNTRACED_STEPS - 1, warmup=1, active=N_TRACED_STEPS, repeat=1)
+            self._profile = profile(schedule=waits, on_trace_ready=self._export_trace, record_shapes=True)
 
     def _export_trace(self, traced: Any) -> None:
         assert self.path is not None

@@ -89,7 +89,12 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
             read_verified_tokenizer(run)
             unusable = dict(find_damaged_record_files(run))
             needs_evaluation = RESULTS in unusable or any("scores" in find_change_rule(key).resets for key in now)
-            is_over = _is_complete(run, recipe, checkpoint, state, needs_evaluation)
+            is_stale = state.is_stale(recipe.evaluation)
+            is_evaluated = (run.path / RESULTS).exists() and not needs_evaluation
+            if not is_for_tables(recipe) and recipe.evaluation.baseline is not True:
+                is_evaluated = True
+            is_trained = is_stale or recipe.training.steps <= checkpoint.step
+            is_over = is_trained and state.pending is None and is_evaluated
             world.barrier()  # all have read the run before the first one changes anything on disk
             if not is_over:
                 job = _rebuild_job(run, recipe, checkpoint, state, compute, options.report)
@@ -108,7 +113,6 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
                     run.end_session("finished")
                 if not recipe.checkpoint.keep_optimizer:
                     run.remove_optimizer_states()
-                is_stale = state.is_stale(recipe.evaluation)
                 can_go_on = not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
                 yield RunAlreadyFinished(run.path, checkpoint.step, is_stale, can_go_on)
 
@@ -137,9 +141,16 @@ def _rebuild_job(
         where = ", ".join((*recipe.data.sources, *recipe.data.valid))
         raise CheckpointError(what, where=where, fix="restore the old data, or start a new run", code="data_changed")
     check_same_inputs_in_all_processes(read, data.fingerprint, compute.world)
-    features = load_feature_model(run, read, compute)
     return TrainingJob(
-        read, data, compute, base, teacher, None, features, checkpoint, state, lines=data.description_lines
+        read,
+        data,
+        compute,
+        base=base,
+        teacher=teacher,
+        features=load_feature_model(run, read, compute),
+        checkpoint=checkpoint,
+        state=state,
+        lines=data.description_lines,
     )
 
 
@@ -158,19 +169,6 @@ def resume_with_own_recipe(run_folder: Path, options: SessionOptions) -> Iterato
     yield from resume(str(run_folder), (), options)
 
 
-def _is_complete(
-    run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, needs_evaluation: bool
-) -> bool:
-    """Whether the run is complete: all steps, the pending validation, and the final evaluation.
-
-    needs_evaluation: whether the final evaluation has to be done again.
-    """
-    measures = is_for_tables(recipe) or recipe.evaluation.baseline is True
-    is_measured = not measures or ((run.path / RESULTS).exists() and not needs_evaluation)
-    trained = state.is_stale(recipe.evaluation) or recipe.training.steps <= checkpoint.step
-    return trained and state.pending is None and is_measured
-
-
 def _check_recipe_changes(
     change_by_key: Mapping[str, str], before: Recipe, recipe: Recipe, checkpoint: Checkpoint, run: Run
 ) -> None:
@@ -184,8 +182,7 @@ def _check_recipe_changes(
         what = f"the whole text was counted in {steps}, and a token may be counted only once"
         raise UsageError(what, where="training.steps", fix="omit it; for more text, train a new run")
     if recipe.training.steps < checkpoint.step:
-        what = (
-            f"training.steps is {recipe.training.steps}, and the run has done {format_count(checkpoint.step, 'step')}"
-        )
+        done = format_count(checkpoint.step, "step")
+        what = f"training.steps is {recipe.training.steps}, and the run has done {done}"
         fix = f"train longer: -s training.steps=+N; or resume an earlier checkpoint: {run.name}@STEP"
         raise UsageError(what, where=str(run.recipe_path), fix=fix)

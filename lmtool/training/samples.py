@@ -19,7 +19,7 @@ def choose_sample_prompts(recipe: Recipe, data: TrainingData) -> Sequence[str]:
     if recipe.evaluation.prompts is not None or not isinstance(data, TextData):
         return recipe.evaluation.prompts or ()
     continues = recipe.model.reads in ("past", "source") and not data.prompt_format.answers
-    return (data.beginning,) if continues else ()
+    return (data.sample_prompt,) if continues else ()
 
 
 def generate_and_log_samples(

@@ -120,9 +120,7 @@ class TrainingSession:
         )
         self.warnings: list[str] = []
         if isinstance(self.lm, TransformerUnmasked):
-            self.warnings.append(
-                "without model.causal_mask the decoder sees what it predicts: its losses measure nothing"
-            )
+            self.warnings += ["without model.causal_mask the decoder sees what it predicts: its losses measure nothing"]
         if checkpoint is None:
             self.warnings += filter(None, (notice, tiny_inverse_sqrt_rate_warning(recipe)))
         else:
@@ -181,25 +179,22 @@ class TrainingSession:
         """Describes the model, the length of the run and the device."""
         recipe, world = self.recipe, self.compute.world
         steps = None if self.length.minutes is not None else recipe.training.steps
-        counts = isinstance(self.lm, CountingModel)
+        counts, fits = isinstance(self.lm, CountingModel), isinstance(recipe.optimizer, Lbfgs)
+        epochs: float | None = 1.0
+        if not counts and not fits:
+            epochs = None if steps is None else steps * recipe.training.batch_size / self.examples.per_epoch
         held = estimate_persistent_memory(recipe, self.lm.vocab_size)
-        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.lm.parameters()]
-        fits = isinstance(recipe.optimizer, Lbfgs)
         processes = f", {world.size} processes" if world.size > 1 else ""
         return TrainingStarted(
-            parameters=sum(size for size, _ in sizes),
-            learning=sum(size for size, learns in sizes if learns),
+            parameters=sum(parameter.numel() for parameter in self.lm.parameters()),
+            learning=sum(parameter.numel() for parameter in self.lm.parameters() if parameter.requires_grad),
             unit=self.data.unit,
             counted=self.objective.unit,
             batch_units=self.units_per_step,
             steps=steps,
             minutes=self.length.minutes,
             first_step=self.last_step,
-            epochs=1.0
-            if counts or fits
-            else None
-            if steps is None
-            else steps * recipe.training.batch_size / self.examples.per_epoch,
+            epochs=epochs,
             device=self.compute.describe() + processes + (", sharded" if world.sharded else ""),
             held=0 if counts else held.sum // (world.size if world.sharded else 1),
             warmup_steps=0 if counts or fits else recipe.schedule.warmup_steps,
@@ -243,7 +238,14 @@ class TrainingSession:
             if step.message:
                 yield Info(step.message)
             yield from tracer.finish_step()
-            yield from self._time_first_steps_and_set_length(step)
+            # with a time limit the number of steps is set at the first checkpoint at the latest
+            is_due = step.stop or is_checkpoint_step(recipe, step.step)
+            if self.length.add_timed_step(step, self.examples, self.objective, must_finish=is_due):
+                if self.length.minutes is not None:
+                    steps, why = self.length.choose_steps_for_time_limit(step.step, recipe.evaluation.every)
+                    yield from self._set_step_count(fix_steps_and_intervals(recipe, max(steps, step.step)), why)
+                if self.length.durations is not None:
+                    yield self.length.estimate_duration(self.recipe, step.step, self.examples.per_epoch)
             if self._reaches_stop_fraction(step.step):
                 # by the length as it is now known
                 yield from self._revise_step_count_by_speed(started_at)
@@ -260,18 +262,6 @@ class TrainingSession:
     def _reaches_stop_fraction(self, step: int) -> bool:
         """Whether a step completes the fraction of all steps at which the session stops (`--until`)."""
         return self.until < 1 and step >= math.ceil(self.until * self.recipe.training.steps)
-
-    def _time_first_steps_and_set_length(self, step: CompletedStep) -> Iterator[Event]:
-        """Measures the speed on the first steps, then estimates the duration of the run. With a time limit it also sets
-        the number of steps, at the first checkpoint at the latest."""
-        is_due = step.stop or is_checkpoint_step(self.recipe, step.step)
-        if not self.length.add_timed_step(step, self.examples, self.objective, must_finish=is_due):
-            return
-        if self.length.minutes is not None:
-            steps, why = self.length.choose_steps_for_time_limit(step.step, self.recipe.evaluation.every)
-            yield from self._set_step_count(fix_steps_and_intervals(self.recipe, max(steps, step.step)), why)
-        if self.length.durations is not None:
-            yield self.length.estimate_duration(self.recipe, step.step, self.examples.per_epoch)
 
     def _revise_step_count_by_speed(self, started_at: float) -> Iterator[Event]:
         """Revises the number of steps of a run with a time limit by the speed so far.
@@ -305,10 +295,8 @@ class TrainingSession:
     def _log_save_and_validate(self, step: CompletedStep) -> Iterator[Event]:
         """Logs a completed step; saves and validates if the recipe says so or the session ends here."""
         recipe, state = self.recipe, self.state
-        record, is_validated = (
-            state.add_step(step, self.tokens_per_second_at_peak_flops),
-            is_validation_step(recipe, step.step),
-        )
+        record = state.add_step(step, self.tokens_per_second_at_peak_flops)
+        is_validated = is_validation_step(recipe, step.step)
         is_last = step.step >= recipe.training.steps
         if step.stop and not is_last:
             self.end_reason = "interrupted"
@@ -319,7 +307,8 @@ class TrainingSession:
                 yield StepCompleted(step, None, False)
         if is_checkpoint_step(recipe, step.step) or self.end_reason == "interrupted":
             moments = self.trainable.optimizers.state_tensors()
-            moments |= {} if step.carried_state is None else truncated_bptt.state_to_tensors(step.carried_state)
+            if step.carried_state is not None:
+                moments |= truncated_bptt.state_to_tensors(step.carried_state)
             if isinstance(self.examples, StreamedWindows | StreamedMixture) and self.manager.run is not None:
                 state.stream = self.examples.stream_positions_before(step.step * recipe.training.batch_size)
             yield from self.manager.save_checkpoint(step.step, self.lm, moments, state)
@@ -331,12 +320,9 @@ class TrainingSession:
                 yield from self._stop_if_below_baseline(step.step)
         elif self.end_reason == "interrupted":
             with self.evaluation_context() as compute:
-                self.validation_at_interruption = self.data.validate(self.lm, self.objective, compute)
-            yield StepCompleted(
-                step,
-                self.validation_at_interruption,
-                state.is_better(self.validation_at_interruption, recipe.evaluation.metric),
-            )
+                validation = self.data.validate(self.lm, self.objective, compute)
+            self.validation_at_interruption = validation
+            yield StepCompleted(step, validation, state.is_better(validation, recipe.evaluation.metric))
 
     def _validate_and_log_pending_step(self, step: CompletedStep | None) -> Iterator[Event]:
         """Validates the step whose record is pending, logs it, and writes samples.
@@ -363,7 +349,7 @@ class TrainingSession:
             yield StepCompleted(step, validation, is_best)
         yield from self._warn_of_bad_validation(number, validation, best)
         if self.prompts:
-            with self.gathered():
+            with self.gather_weights():
                 yield from generate_and_log_samples(
                     self.manager, self.lm, self.data.prompt_format, self.recipe, self.prompts, number
                 )
@@ -426,14 +412,11 @@ class TrainingSession:
     def evaluate_and_finish(self) -> Iterator[Event]:
         """Ends the session, and evaluates the best checkpoint of a finished run."""
         recipe, state, metric = self.recipe, self.state, self.recipe.evaluation.metric
-        best, note = (state.best_step, state.best_value), None
-        if self.validation_at_interruption is not None:
-            is_best = state.is_better(self.validation_at_interruption, metric)
-            best = (self.last_step, self.validation_at_interruption.value(metric)) if is_best else best
-            figures = {
-                "loss": self.validation_at_interruption.loss,
-                **(self.validation_at_interruption.metrics if self.data.holds_out else {}),
-            }
+        best, note, validation = (state.best_step, state.best_value), None, self.validation_at_interruption
+        if validation is not None:
+            is_best = state.is_better(validation, metric)
+            best = (self.last_step, validation.value(metric)) if is_best else best
+            figures = {"loss": validation.loss, **(validation.metrics if self.data.holds_out else {})}
             note = replace_nonfinite({"step": self.last_step, **figures, "is_best": is_best})
         reason = self.end_reason or "finished"
         self.manager.end_session(reason, note)
@@ -507,7 +490,7 @@ class TrainingSession:
         self.lm.to(self.compute.device)
         return results
 
-    def gathered(self) -> AbstractContextManager[None]:
+    def gather_weights(self) -> AbstractContextManager[None]:
         """Returns a context in which this process has all weights of a sharded model."""
         return nullcontext() if self.sharding is None else self.sharding.gather_all()
 
@@ -522,7 +505,7 @@ class TrainingSession:
             with self.sharding.gather_by_layer():
                 yield self.compute.with_lockstep()
         else:
-            with self.gathered():
+            with self.gather_weights():
                 yield self.compute
 
 

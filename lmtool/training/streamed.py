@@ -28,57 +28,48 @@ KEPT_BATCHES = 4
 def open_block_stores(
     prepared: TokenizedData, compute: ExecutionContext, resume_positions: Sequence[StreamPosition]
 ) -> Iterator[list[BackgroundBlockTokenizer]]:
-    """Returns a context with the blocks of each streamed text, from its beginning or from its mark.
+    """Returns a context with the blocks of each streamed text, from the position at which it is resumed, if any.
 
-    Raises CheckpointError if the text of a marked block has changed, or marks are missing.
+    Raises CheckpointError if the text of the block there has changed, or positions are missing.
     """
     if resume_positions and len(resume_positions) != len(prepared.streamed):
         marked = f"{len(resume_positions)} of {len(prepared.streamed)} texts"
         what = f"the run cannot be resumed: its checkpoint marks places in {marked}"
         raise CheckpointError(what, fix="resume from another checkpoint")
     with ExitStack() as stack:
-        folder = (
-            stack.enter_context(
-                make_parent_and_scratch_folder(
-                    find_writable_cache_path(cache_folder() / STREAMS_FOLDER / "blocks").parent
-                )
-            )
-            if compute.world.is_main
-            else Path()
-        )
+        folder, is_main = Path(), compute.world.is_main
+        if is_main:
+            parent = find_writable_cache_path(cache_folder() / STREAMS_FOLDER / "blocks").parent
+            folder = stack.enter_context(make_parent_and_scratch_folder(parent))
         path = Path(compute.world.broadcast_text(str(folder.absolute())))
         opened = []
         for n, (streamed, head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):
-            begin = (
-                (resume_positions[n].block, _block_start(resume_positions[n]))
-                if resume_positions
-                else (0, BlockPosition())
-            )
-            is_writer = compute.world.is_main
+            begin = (0, BlockPosition())
+            if resume_positions:
+                begin = (resume_positions[n].block, _block_start(resume_positions[n]))
             blocks = BackgroundBlockTokenizer(
-                *streamed, head, prepared.tokenizer, path / str(n), begin, is_writer=is_writer
+                *streamed, head, prepared.tokenizer, path / str(n), begin, is_writer=is_main
             )
             opened.append(stack.enter_context(closing(blocks)))
-        for mark, blocks, (text, _) in zip(resume_positions, opened, prepared.streamed, strict=bool(resume_positions)):
-            if blocks.wait_for_store(mark.block).content_checksum != mark.content:
-                what = f"the run cannot be resumed: block {mark.block:,} of its text has changed since it was read"
+        for n, position in enumerate(resume_positions):
+            if opened[n].wait_for_store(position.block).content_checksum != position.content:
+                what = f"the run cannot be resumed: block {position.block:,} of its text has changed since it was read"
                 fix = "restore the old files, or start a new run"
-                raise CheckpointError(
-                    what, where=text.format_location(_block_start(mark)), fix=fix, code="data_changed"
-                )
+                where = prepared.streamed[n][0].format_location(_block_start(position))
+                raise CheckpointError(what, where=where, fix=fix, code="data_changed")
         yield opened
 
 
-def _block_start(mark: StreamPosition) -> BlockPosition:
-    return BlockPosition(mark.turn, mark.unit, mark.chunk)
+def _block_start(position: StreamPosition) -> BlockPosition:
+    return BlockPosition(position.turn, position.unit, position.chunk)
 
 
 class StreamedWindows(ExampleSource):
     """Examples of the blocks of a text, one block after the other, shuffled within each; see `ExampleSource`.
 
     Sample n is a function of the text, the seed and n. Its position follows from the number of examples of all earlier
-    blocks, which a mark holds, so that a resumed run does not read them again. Two threads may use it: one that reads
-    ahead, and one that trains and takes marks.
+    blocks, which a `StreamPosition` holds, so that a resumed run does not read them again. Two threads may use it: one
+    that reads ahead, and one that trains and asks for positions.
     """
 
     unit = "documents"
@@ -89,16 +80,16 @@ class StreamedWindows(ExampleSource):
         cut: TextCutSettings,
         seed: int,
         batch_size: int,
-        mark: StreamPosition | None,
+        resume_position: StreamPosition | None,
         isolated: bool = False,
     ) -> None:
-        """mark: of the first block. The other parameters are as for `Windows`."""
+        """resume_position: of the first block. The other parameters are as for `Windows`."""
         self.length = cut.length
         self._blocks, self._cut, self._seed, self._kept_samples = blocks, cut, seed, KEPT_BATCHES * batch_size
         self._isolated = isolated
-        self._first_block = 0 if mark is None else mark.block
-        self._first_samples = [0 if mark is None else mark.examples]
-        self._first_documents = [0 if mark is None else mark.documents]
+        self._first_block = 0 if resume_position is None else resume_position.block
+        self._first_samples = [0 if resume_position is None else resume_position.examples]
+        self._first_documents = [0 if resume_position is None else resume_position.documents]
         self._opened: dict[int, Windows] = {}
         self._opening = Lock()
         self._per_epoch = max(1, round(self._make_windows(0).per_epoch / blocks.head_fraction))
@@ -135,7 +126,7 @@ class StreamedWindows(ExampleSource):
             self._drop_blocks_before(sample)
 
     def stream_position_before(self, sample: int) -> StreamPosition:
-        """Returns the mark of the block of the sample before this one, the last one trained on.
+        """Returns the position of the block of the sample before this one, the last one trained on.
 
         Only for the process that makes the blocks.
         """
@@ -149,7 +140,7 @@ class StreamedWindows(ExampleSource):
         return StreamPosition(block=number, content=content, **start._asdict(), **before)
 
     def stream_positions_before(self, sample: int) -> list[StreamPosition]:
-        """Returns the mark of each text: one; a mixture has several."""
+        """Returns the position in each text: one; a mixture has several."""
         return [self.stream_position_before(sample)]
 
     def _group_samples_by_block(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[int, Windows, NDArray[np.int64]]]:
@@ -206,7 +197,7 @@ class StreamedMixture(TextMixture):
         return sorted(set(super().find_document_numbers(sample_S)))
 
     def stream_positions_before(self, sample: int) -> list[StreamPosition]:
-        """Returns the mark of each text before this sample of the mixture."""
+        """Returns the position in each text before this sample of the mixture."""
         return [
             text.stream_position_before(sample_of_text)
             for text, sample_of_text in zip(

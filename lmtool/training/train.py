@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import partial
 
-from lmtool.compute.device import ExecutionContext, configure_compute
+from lmtool.compute.device import configure_compute
 from lmtool.errors import NumericalError
 from lmtool.evaluation.embedding import Vectors, embed_to_unit_vectors
 from lmtool.model.size import build_on_meta
@@ -17,7 +16,6 @@ from lmtool.runs.creation import check_output_folder, create_run
 from lmtool.runs.directory import BASELINE, RECIPE, SPLIT, Run
 from lmtool.runs.files import RunInfo, describe_environment
 from lmtool.runs.load import load_run
-from lmtool.runs.reference import Reference
 from lmtool.storage.durable import write_file
 from lmtool.storage.records import encode_json
 from lmtool.tasks.baseline import Baseline
@@ -134,19 +132,20 @@ def _measure_or_read_baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
     kept = run.saved_baselines  # also where the recipe says false, as those of earlier versions always do
     if kept is None and recipe.evaluation.baseline is False:
         return
-    base = job.base if job.checkpoint is None and job.compute.world.size == 1 else None
     if kept is not None:
         data.baselines = {name: Baseline(**dict(figures)) for name, figures in kept.root.items()}
     else:
+        base = job.base if job.checkpoint is None and job.compute.world.size == 1 else None
         is_encoder = base is not None and "embedding" in supported_objectives(base.recipe.model)
         compute = configure_compute(recipe.training.device, "float32")
-        data.measure_baselines(partial(_embed_texts, base, compute) if base is not None and is_encoder else None)
+
+        def embed(texts: Sequence[str]) -> Vectors:
+            assert base is not None
+            return embed_to_unit_vectors(load_run(base, compute), texts)
+
+        data.measure_baselines(embed if is_encoder else None)
         if data.baselines:
             figures = {name: baseline.model_dump() for name, baseline in data.baselines.items()}
             write_file(run.path / BASELINE, encode_json(figures))
     for name, baseline in data.baselines.items():
         yield Info(f"{name}: {baseline.describe()}" if name else baseline.describe())
-
-
-def _embed_texts(base: Reference, compute: ExecutionContext, texts: Sequence[str]) -> Vectors:
-    return embed_to_unit_vectors(load_run(base, compute), texts)

@@ -43,11 +43,6 @@ def make_initial_state(model: LanguageModel, n_rows: int, device: torch.device) 
     return model.initial_state(Batch(torch.zeros(n_rows, 1, dtype=torch.int64, device=device)))
 
 
-def take_rows(state: DecodeState, start: int, stop: int) -> DecodeState:
-    """Returns the state of the rows start..stop."""
-    return state.select_rows(range(start, stop))
-
-
 def state_to_tensors(state: DecodeState) -> dict[str, Tensor]:
     """Converts a state to named tensors for a checkpoint."""
     return {

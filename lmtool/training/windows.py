@@ -30,7 +30,7 @@ MAX_LONG_FRACTION = 0.01
 class ExampleSource(Protocol):
     """A source of examples.
 
-    unit: name of the texts numbered by `documents`. per_epoch: examples in one epoch.
+    unit: name of the texts that `find_document_numbers` numbers. per_epoch: examples in one epoch.
     """
 
     unit: str

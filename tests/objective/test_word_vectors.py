@@ -54,7 +54,7 @@ def test_glove_counts_by_distance_and_reads_every_pair_once_an_epoch(rows, windo
     if not expected:
         return
     text = Windows(MemoryStore(rows), TextCutSettings("stream", 1, 1), 1)
-    pairs = CooccurrenceExamples.count_pairs(text, np.isin(np.arange(V), [*WORDS]), window, 1, seed=3)
+    pairs = CooccurrenceExamples(text, np.isin(np.arange(V), [*WORDS]), window, 1, seed=3)
     assert pairs.per_epoch == len(expected)
     epochs = [
         [(int(one.tokens[0]), int(one.second[0]), float(one.label[0])) for one in pairs.read(part)]

@@ -5,7 +5,7 @@ import json
 from typer.testing import CliRunner
 
 from lmtool.cli.commands.recipes import app
-from lmtool.recipe.dump import dump_yaml, schema
+from lmtool.recipe.dump import dump_yaml, recipe_json_schema
 from lmtool.recipe.load import load, shipped_recipes
 
 
@@ -29,4 +29,4 @@ def test_show_with_an_override_prints_a_recipe_that_has_it():
 
 
 def test_schema():
-    assert run("schema") == schema()
+    assert run("schema") == recipe_json_schema()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from lmtool.recipe.check import validate
 from lmtool.recipe.document import Origin, parse_yaml
-from lmtool.recipe.dump import dump_yaml, iterate_values, schema
+from lmtool.recipe.dump import dump_yaml, iterate_values, recipe_json_schema
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from tests.recipe.strategies import recipes
@@ -18,7 +18,7 @@ from tests.recipe.strategies import recipes
 @cache
 def language():
     """A validator by the schema, which takes longer to prepare than to ask."""
-    return jsonschema.Draft202012Validator(json.loads(schema()))
+    return jsonschema.Draft202012Validator(json.loads(recipe_json_schema()))
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])

@@ -56,5 +56,5 @@ def test_one_point_and_equal_values_are_drawn():
 
 def test_shades_follow_the_share():
     assert shade_matrix([[0, 0.001, 0.5, 1]]) == ["  ░░▒▒██"]
-    assert shade_matrix([[0, 3, 4]], max_value=4) == ["  ▓▓██"]
+    assert shade_matrix([[0, 0.75, 1]]) == ["  ▓▓██"]
     assert shade_matrix([[0, 0.5], [1, 0.7]], ascii_only=True) == ["  ::", "##**"]

@@ -34,7 +34,8 @@ def problem(
     kind = {"labels_B": torch.from_numpy(labels)} if task == "class" else {"values_BC": torch.from_numpy(labels)}
     batch = Batch(torch.zeros(0, 0, dtype=torch.int64), **kind)
     objective = ClassificationObjective(spec, cast(VocabularyInfo, None))
-    return HeadFittingProblem(cast(Classifier, model), objective, features, batch, from_naive_bayes)
+    used_F = np.arange(features.shape[1])
+    return HeadFittingProblem(cast(Classifier, model), objective, features, batch, from_naive_bayes, used_F, 1.0)
 
 
 THREE_CLASSES = ClassificationObjective(
@@ -161,7 +162,7 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
         done = fit_head_(cast(Classifier, model), THREE_CLASSES, labelled(class_R), None, 1)
         assert done.l2 in PENALTIES
         assert done.n_rows == N
-        assert f"{done.score:.4f}" in done.describe("accuracy")
+        assert f"{done.score:.4f}" in done.describe()
         return model
 
     one, other = fitted(), fitted()

@@ -347,4 +347,4 @@ def joining(data: TextData) -> StreamedWindows:
     stores = data._prepared.train, data.prompt_format.tokenizer
     found = BackgroundBlockTokenizer(text, part, *stores, first._path, is_writer=False)
     cut = data.objective.choose_text_cut(data._context)
-    return StreamedWindows(found, cut, data._seed, batch_size=8, mark=None)
+    return StreamedWindows(found, cut, data._seed, batch_size=8, resume_position=None)

@@ -22,11 +22,6 @@ from lmtool.storage import durable
 _ENTRY = r"(?P<key>[0-9a-f]{64})\.entry"
 
 
-def _import_lock(folder: Path, key: str) -> Path:
-    """Returns the lock of an import, whose name begins with the key."""
-    return next((folder / "locks").glob(f"{key}*"), folder / "locks" / key)
-
-
 @dataclass(frozen=True)
 class CacheKind:
     """Entries of one folder of the cache.
@@ -43,7 +38,12 @@ class CacheKind:
 
 
 CACHE_KINDS = {
-    "models": CacheKind("published models", IMPORTS_FOLDER, r"[\w.-]+-(?P<key>[0-9a-f]{12})", _import_lock),
+    "models": CacheKind(
+        "published models",
+        IMPORTS_FOLDER,
+        r"[\w.-]+-(?P<key>[0-9a-f]{12})",
+        lambda folder, key: next((folder / "locks").glob(f"{key}*"), folder / "locks" / key),
+    ),
     "datasets": CacheKind("datasets of the Hub", DATASETS_FOLDER, r"(?P<key>[0-9a-f]{64})\.jsonl"),
     "tokens": CacheKind(
         "tokens of texts",

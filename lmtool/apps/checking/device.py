@@ -35,7 +35,8 @@ N_STEPS = STEPS_BEFORE_CAPTURE + 8
 class FastPathCheck(NamedTuple):
     """The result of the comparison of a fast path.
 
-    verdict: "same", "differs by N %", or the first line of an error. fast, plain: seconds without the first call.
+    verdict: "same", "differs by N %", or the first line of an error.
+    fast, plain: seconds, the shortest of three calls after the first.
     """
 
     name: str
@@ -53,17 +54,15 @@ def check_fast_paths(device: torch.device) -> Iterator[FastPathCheck]:
     torch.manual_seed(0)
     for name, ways in _list_fast_path_pairs(device).items():
         try:
+            outputs, seconds = [], []
             with torch.no_grad():
-                outputs, seconds = zip(*map(_run_and_time, ways()), strict=True)
+                for compute in ways():
+                    outputs.append(compute())
+                    seconds.append(min(timeit.repeat(compute, timer=_synchronized_time, number=1, repeat=3)))
             verdict = "same" if agrees(*outputs) else f"differs by {100 * relative_difference(*outputs):.0f} %"
             yield FastPathCheck(name, verdict, *seconds)
         except Exception as error:  # any: a compiler's, a driver's, one of memory
             yield FastPathCheck(name, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
-
-
-def _run_and_time(compute: Callable[[], Tensor]) -> tuple[Tensor, float]:
-    """Returns the result, and the shortest time of three more runs."""
-    return compute(), min(timeit.repeat(compute, timer=_synchronized_time, number=1, repeat=3))
 
 
 def _synchronized_time() -> float:

@@ -2,7 +2,7 @@
 
 import json
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lmtool.apps.search.nearest import find_near_duplicates
@@ -51,7 +51,13 @@ def write_cleaned_table(
     gone = {n: Removal(reason=kind) for n, kind in (parts["train"].skipped.rows or {}).items()}
     gone |= find_training_rows_to_remove(parts)
     if embedding_model is not None:
-        gone |= find_near_duplicates_to_remove(parts, gone, embedding_model, min_similarity)
+        held = [(name, item) for name, part in [*parts.items()][1:] for item in part.items]
+        named = held + [("train", item) for item in parts["train"].items if item.row not in gone]
+        vectors_ND = embed_to_unit_vectors(embedding_model, (" ".join(item.texts) for _, item in named))
+        for row, other, similarity in find_near_duplicates(vectors_ND, min_similarity, len(held)):
+            part, like = named[other]
+            reason = "nearly equal rows"
+            gone[named[row][1].row] = Removal(reason=reason, part=part, other=like.row, similarity=similarity)
     begins = [line or 0 for line, _, _ in file.read_records()]
     kept = (line for n, line in enumerate(file.lines(), 1) if bisect_right(begins, n) not in gone)
     durable.write_file(output_path, "".join(kept).encode(file.encoding or "UTF-8"))
@@ -76,17 +82,3 @@ def find_training_rows_to_remove(parts: RowsByPart) -> Iterator[tuple[int, Remov
         for item in group:
             other = group[item is group[0]].row
             yield item.row, Removal(reason="duplicate rows with different labels", part="train", other=other)
-
-
-def find_near_duplicates_to_remove(
-    parts: RowsByPart, removed_rows: Container[int], loaded: LoadedModel, min_similarity: float
-) -> dict[int, Removal]:
-    """Finds remaining training rows whose vectors are at least as similar to a held-out or earlier row."""
-    held = [(name, item) for name, part in [*parts.items()][1:] for item in part.items]
-    named = held + [("train", item) for item in parts["train"].items if item.row not in removed_rows]
-    near = {}
-    vectors_ND = embed_to_unit_vectors(loaded, (" ".join(item.texts) for _, item in named))
-    for row, other, similarity in find_near_duplicates(vectors_ND, min_similarity, len(held)):
-        part, like = named[other]
-        near[named[row][1].row] = Removal(reason="nearly equal rows", part=part, other=like.row, similarity=similarity)
-    return near

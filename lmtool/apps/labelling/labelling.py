@@ -6,7 +6,7 @@ Shapes: N answered rows, J choices of an answer, K options of a choice; see `lea
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from itertools import chain, islice, takewhile
 from typing import Any
 
@@ -16,7 +16,6 @@ from lmtool.apps.labelling import learning
 from lmtool.apps.labelling.journal import LockedAnswerJournal
 from lmtool.apps.labelling.learning import RowFeatures
 from lmtool.apps.labelling.table import Labels, TableToLabel
-from lmtool.arrays import Ints
 from lmtool.serving.errors import ApiError, BadRequest
 from lmtool.serving.guard import log
 from lmtool.tasks.labels import MAX_LABEL_CHARACTERS, SEPARATOR
@@ -192,26 +191,21 @@ class ActiveLearningSession:
 
     def update_queue_and_estimates(self) -> None:
         """Fits a model of the answers, chooses the next rows, estimates its accuracy, and looks for wrong answers."""
-        answers = self.answers()
-        if len(answers) >= MIN_ANSWERS_TO_LEARN and len({*answers.values()}) > 1:
-            self.queue_rows_by_uncertainty(answers)
-            if len(answers) >= MIN_ANSWERS_TO_ESTIMATE:
-                self._estimate_accuracy_and_find_doubtful_answers(answers)
-
-    def queue_rows_by_uncertainty(self, answers: Mapping[int, Labels]) -> None:
-        """Chooses the next rows by a model of the answers, which must have two different labels."""
-        if left := [i for i in self._order if self._is_unanswered(i)][:MAX_CANDIDATES]:
-            known_NF = self._features[[*answers]]
-            option_NJ, n_options = self._encode_answers_and_count_options(answers)
-            p_QJK = learning.fit_and_predict_probabilities(known_NF, option_NJ, self._features[left], n_options)
-            self._queue = [left[k] for k in learning.rank_rows_by_uncertainty(p_QJK)]
-
-    def _estimate_accuracy_and_find_doubtful_answers(self, answers: Mapping[int, Labels]) -> None:
         from scipy.stats import binomtest
 
-        rows, (option_NJ, n_options) = [*answers], self._encode_answers_and_count_options(answers)
-        p_NJK = learning.predict_out_of_fold(self._features[rows], option_NJ, n_options)
-        right = dict(zip(rows, (p_NJK.argmax(2) == option_NJ).all(1).tolist(), strict=True))
+        answers = self.answers()
+        if len(answers) < MIN_ANSWERS_TO_LEARN or len({*answers.values()}) == 1:
+            return
+        classes, known_NF = [*self.classes], self._features[[*answers]]
+        has_NC = np.array([[name in labels for name in classes] for labels in answers.values()], np.int64)
+        option_NJ, n_options = (has_NC, 2) if self.table.multi_label else (has_NC.argmax(1)[:, None], len(classes))
+        if left := [i for i in self._order if self._is_unanswered(i)][:MAX_CANDIDATES]:
+            p_QJK = learning.fit_and_predict_probabilities(known_NF, option_NJ, self._features[left], n_options)
+            self._queue = [left[k] for k in learning.rank_rows_by_uncertainty(p_QJK)]
+        if len(answers) < MIN_ANSWERS_TO_ESTIMATE:
+            return
+        p_NJK = learning.predict_out_of_fold(known_NF, option_NJ, n_options)
+        right = dict(zip(answers, (p_NJK.argmax(2) == option_NJ).all(1).tolist(), strict=True))
         tried = takewhile(lambda i: not self._is_unanswered(i), self._order)
         if part := [right[i] for i in tried if i in right]:
             share = binomtest(sum(part), len(part))
@@ -219,15 +213,9 @@ class ActiveLearningSession:
             self.estimate = share.statistic, interval.low, interval.high, len(part)
         better_NJ = learning.suggest_options_by_confident_learning(p_NJK, option_NJ)
         own_N = np.take_along_axis(p_NJK, option_NJ[..., None], 2).min((1, 2))
-        doubted = [k for k in np.argsort(own_N, kind="stable") if (better_NJ[k] != option_NJ[k]).any()]
-        self.wrong = [(rows[k], self._decode_labels(better_NJ[k])) for k in doubted]
-
-    def _encode_answers_and_count_options(self, answers: Mapping[int, Labels]) -> tuple[Ints, int]:
-        """Returns answers (N, J) as indices of options, and the number of options."""
-        classes = [*self.classes]
-        has_NC = np.array([[name in labels for name in classes] for labels in answers.values()], np.int64)
-        return (has_NC, 2) if self.table.multi_label else (has_NC.argmax(1)[:, None], len(classes))
-
-    def _decode_labels(self, option_J: Ints) -> Labels:
-        classes = [*self.classes]
-        return tuple(classes[c] for c in (np.flatnonzero(option_J) if self.table.multi_label else option_J))
+        rows, wrong = [*answers], []
+        for k in np.argsort(own_N, kind="stable"):
+            if (better_NJ[k] != option_NJ[k]).any():
+                chosen = np.flatnonzero(better_NJ[k]) if self.table.multi_label else better_NJ[k]
+                wrong.append((rows[k], tuple(classes[c] for c in chosen)))
+        self.wrong = wrong

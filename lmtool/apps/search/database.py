@@ -75,13 +75,13 @@ def open_verified_database(file: Path, expected_schema: str, *, writable: bool =
         yield db
 
 
-def check_regular(file: Path) -> None:
+def check_regular_file(file: Path) -> None:
     """Raises DataError for a missing or irregular file of an index; ResourceError for one that may not be read."""
     _read_first_and_last_bytes(file)
 
 
 def _read_first_and_last_bytes(file: Path, *, must_exist: bool = True) -> tuple[bytes, bytes]:
-    """Reads the first 20 and the last 8 bytes of a regular file. Raises as `check_regular`."""
+    """Reads the first 20 and the last 8 bytes of a regular file. Raises as `check_regular_file`."""
     with durable.convert_os_errors("cannot read", file, "make it readable, or make a new index"):
         try:
             with durable.open_regular_file(file) as opened:

@@ -25,7 +25,7 @@ from typing import Any, cast
 import numpy as np
 
 from lmtool.apps.search.database import (
-    check_regular,
+    check_regular_file,
     convert_sqlite_errors,
     damaged_index_error,
     open_verified_database,
@@ -96,7 +96,7 @@ class Index:
 
     def _map_and_verify_vectors(self, width: int, checksums: Sequence[str]) -> Vectors:
         """Maps the vectors into memory. Raises DataError unless the vectors of `row_N` have these checksums."""
-        check_regular(self.path / VECTORS)
+        check_regular_file(self.path / VECTORS)
         shape = int(self.row_N.max(initial=0)) + 1, width
         is_counted = bool((np.diff(self.row_N, prepend=-1) > 0).all())
         if not is_counted or shape[0] * width * 4 > (self.path / VECTORS).stat().st_size:

@@ -48,7 +48,7 @@ POLL_SECONDS = 0.2
 """Interval at which processes and the request to stop are checked."""
 
 
-def count_parallel_runs() -> int:
+def default_n_parallel_runs() -> int:
     """Returns how many runs to train at once: one on each GPU, or else on each core."""
     return torch.cuda.device_count() or count_cores()
 
@@ -61,20 +61,12 @@ class EndedProcess(NamedTuple):
     seconds: float
 
 
-class ResolvedSweep(NamedTuple):
-    """Arguments for all runs of a sweep, the command that trains on such data, and what was chosen, in lines."""
-
-    arguments: "SweepArguments"
-    subcommand: Literal["pretrain", "finetune"]
-    message: str
-
-
 @dataclass(frozen=True)
 class SweepArguments:
     """What the user typed.
 
     source, recipe: see `plan_finetuning_or_pretraining`. fixed_settings: `KEY=VALUE` texts. table_settings: options
-        that read tables.
+        that read tables. subcommand: that which trains on the data, once they are resolved.
     """
 
     data: Sequence[str]
@@ -82,13 +74,14 @@ class SweepArguments:
     recipe: str | None
     fixed_settings: Sequence[str]
     table_settings: Sequence[Setting] = ()
+    subcommand: Literal["pretrain", "finetune"] = "pretrain"
 
-    def resolve_for_all_runs(self, axes: Axes, report: Progress) -> ResolvedSweep:
+    def resolve_for_all_runs(self, axes: Axes, report: Progress) -> "tuple[SweepArguments, str]":
         """Resolves once what all runs share, such as features that are chosen.
 
-        The new arguments name the run that is trained further by its path, because "last" will soon be another run. For
-        tables they hold out rows and set the features that cross-validation chose. Raises LmtoolError, also if there
-        are no data.
+        Returns arguments for all runs, and what was chosen, in lines. The new arguments name the run that is trained
+        further by its path, because "last" will soon be another run. For tables they hold out rows and set the features
+        that cross-validation chose. Raises LmtoolError, also if there are no data.
         """
         for source in self.data:
             if not source.startswith(HUB_PREFIX):
@@ -104,22 +97,22 @@ class SweepArguments:
                 held_out = "=".join(HELD_OUT_SETTING)
                 chosen.append(held_out)
                 messages.append(f"a quarter of the rows is held out, to compare settings (-s {held_out})")
-            inputs = replace(self, fixed_settings=[*chosen, *self.fixed_settings])
+            inputs = replace(self, fixed_settings=[*chosen, *self.fixed_settings], subcommand="finetune")
         if plan.base is not None and self.source == "last":
             inputs = replace(inputs, source=str(plan.base.run.path))
-        return ResolvedSweep(inputs, "finetune" if plan.tables else "pretrain", "\n".join(messages))
+        return inputs, "\n".join(messages)
 
     def resolve_recipe(self, point: GridPoint) -> Recipe:
         """Returns the recipe of a run before its text is read. Raises LmtoolError."""
         return plan_finetuning_or_pretraining(self.source, self.recipe, self._parse_settings(point)).recipe
 
-    def build_command(self, subcommand: Literal["pretrain", "finetune"], point: GridPoint) -> list[str]:
+    def build_command(self, point: GridPoint) -> list[str]:
         """Returns the command that trains a run."""
         options = [*(["-r", self.recipe] if self.recipe else []), *(["--from", self.source] if self.source else [])]
         table_settings = (f"{setting.key}={json.dumps(setting.value)}" for setting in self.table_settings)
         for assignment in (*self._format_settings(point), *table_settings):
             options += ["-s", assignment]
-        return ["lmtool", subcommand, *self.data, *options]
+        return ["lmtool", self.subcommand, *self.data, *options]
 
     def _parse_settings(self, point: GridPoint) -> list[Setting]:
         flags = [Setting("data.train", list(self.data), "DATA"), *self.table_settings]
@@ -151,7 +144,7 @@ class Sweep:
     def train(self, names: Sequence[str], end_share: float = 1.0, max_seconds: float = math.inf) -> None:
         """See `TrainableRuns`. Raises KeyboardInterrupt when `should_stop` and all processes have saved and ended."""
         deadline = time.monotonic() + max_seconds
-        before = {name: self.get_progress(name) for name in names if name not in self.failures}
+        before = {name: self.get_completed_share(name) for name in names if name not in self.failures}
         left = [name for name, share in before.items() if share < end_share]
 
         def is_over() -> bool:
@@ -164,7 +157,7 @@ class Sweep:
                 # the first line of the error
                 lines = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
                 self.failures[name] = next(line for line in [*reversed(lines), "unknown"] if line[:1] != " "), code
-            self._last_processes[name] = seconds, self.get_progress(name) - before[name]
+            self._last_processes[name] = seconds, self.get_completed_share(name) - before[name]
             self.on_run_end(name)
         if self.should_stop():
             raise KeyboardInterrupt
@@ -175,7 +168,7 @@ class Sweep:
         for name, history in self._open_histories(names).items():
             step_seconds = finite_number(history.last_record.get("seconds")) or 0.0
             # validations and checkpoints take about a fifth of the time of the steps
-            total = max(total, 1.2 * step_seconds / self.get_progress(name))
+            total = max(total, 1.2 * step_seconds / self.get_completed_share(name))
         processes = [self._last_processes.get(name, (0.0, 0.0)) for name in names]
         # no process starts in less than a second
         return RunCost(max([1.0, *(seconds - share * total for seconds, share in processes)]), total or math.inf)
@@ -185,7 +178,7 @@ class Sweep:
         histories = self._open_histories(name for name in names if name not in self.failures)
         return sorted(histories, key=lambda name: -results.score_by_validation(histories[name]))
 
-    def get_progress(self, name: str) -> float:
+    def get_completed_share(self, name: str) -> float:
         """Returns the share of its steps that a run has done: 1 if nothing is left, 0 before its first checkpoint."""
         if not has_checkpoint(self.folder / name):
             return 0.0
@@ -242,7 +235,7 @@ class Sweep:
 
     def describe_run_progress(self, name: str) -> str:
         """Describes in words how far a run has come, or why it failed."""
-        share = self.get_progress(name)
+        share = self.get_completed_share(name)
         if name in self.failures or not share:
             return self.failures.get(name, ("not begun", 0))[0]
         metric, value = results.get_validation_metric(self._open_histories([name])[name])

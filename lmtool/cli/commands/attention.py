@@ -5,7 +5,7 @@ from typing import Literal
 
 from lmtool.cli.arguments import Device, Json, Quiet, RunName
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import check_new, describe, put, put_data, put_json, warn_of_files
+from lmtool.cli.output import check_new, describe, print_json, print_lines, print_text, warn_of_file_names
 from lmtool.errors import UsageError
 
 
@@ -63,7 +63,7 @@ def attention(
         raise UsageError("--compare-heads prints a table, and writes no file", fix="leave it out, or -o and --npz")
     check_new(output, ".html")
     check_new(npz, ".npz")
-    warn_of_files(filter(None, [*(text or ()), source, target]))
+    warn_of_file_names(filter(None, [*(text or ()), source, target]))
     loaded = load_run(resolve_reference(run), configure_compute(device, "float32"))
     describe(loaded, quiet)
     texts = [resolve_stdin_text(one) for one in text or ()]
@@ -77,12 +77,12 @@ def attention(
         attended.save_npz(npz)
     if as_json:
         heads = {"heads": [head._asdict() for head in shown.summarize_heads()]} if compare_heads else {}
-        put_json(attended.to_json() | heads | ({} if decided is None else {"attribution": decided.to_json()}))
+        print_json(attended.to_json() | heads | ({} if decided is None else {"attribution": decided.to_json()}))
     elif compare_heads:
-        put(*format_head_summaries(shown))
+        print_lines(*format_head_summaries(shown))
     elif output is not None or npz is not None:
         for path in filter(None, (output, npz)):
-            put_data(path)
+            print_text(path)
     else:
         console = Console(highlight=False)
         words = () if decided is None else format_attribution(decided)

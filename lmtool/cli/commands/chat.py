@@ -14,7 +14,7 @@ import typer
 
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import flag, option
-from lmtool.cli.output import describe, put_data, put_json, tell, warn_of_cut_forms
+from lmtool.cli.output import describe, eprint, print_json, print_text, warn_of_cut_forms
 from lmtool.cli.settings import pop_form, with_sampling_options
 from lmtool.cli.signals import interrupt_once, on_ctrl_c
 from lmtool.errors import LmtoolError, UsageError
@@ -81,13 +81,14 @@ def chat(
     conversation.system = system
     describe(generator.loaded, quiet, f"seed {params.seed}")
     if conversation.is_plain and not quiet:
-        tell("the model has no chat template: it reads a plain one, which it was not trained on")
-    terminal = _find_terminal()
+        eprint("the model has no chat template: it reads a plain one, which it was not trained on")
+    streams = (sys.stderr, sys.stdout) if sys.stdin.isatty() else ()
+    terminal = next((stream for stream in streams if stream.isatty()), None)
     if terminal is None:
         raise typer.Exit(_run_conversation(_read_piped_lines(), conversation, nullcontext, as_json, quiet))
     with on_ctrl_c(signal.SIG_IGN):
         if not quiet:
-            tell("/help lists the commands, Ctrl-D ends")
+            eprint("/help lists the commands, Ctrl-D ends")
         _run_conversation(
             _read_typed_lines(terminal, conversation), conversation, partial(on_ctrl_c, interrupt_once), as_json, quiet
         )
@@ -109,7 +110,7 @@ def _run_conversation(
             elif line.strip():
                 _print_answer(conversation, line, stoppable, as_json, quiet)
         except LmtoolError as error:
-            tell(*error.lines())
+            eprint(*error.lines())
             code = code or error.exit_code
     return code
 
@@ -124,17 +125,17 @@ def _run_command(line: str, conversation: "Conversation") -> bool:
         case "/exit" | "/quit" | "/bye":
             return False
         case "/help":
-            tell(*HELP.splitlines())
+            eprint(*HELP.splitlines())
         case "/reset":
             conversation.reset()
-            tell("a new conversation begins")
+            eprint("a new conversation begins")
         case "/system":
             conversation.system = rest
-            tell("the system message is set" if rest else "there is no system message now")
+            eprint("the system message is set" if rest else "there is no system message now")
         case "/save" if rest:
             path = Path(os.path.expanduser(rest))  # that of Path raises for unknown users
             conversation.save(path)
-            tell(f"saved: {path}")
+            eprint(f"saved: {path}")
         case "/save":
             raise UsageError("/save needs a file name", fix="write /save FILE")
         case _:
@@ -163,36 +164,29 @@ def _print_answer(conversation: "Conversation", text: str, stoppable: "Stoppable
             answer = conversation.answer([message])
             if answer.n_left:
                 left = format_count(conversation.n_left, "message")
-                tell(f"the context is full: the model no longer reads the first {left}")
+                eprint(f"the context is full: the model no longer reads the first {left}")
             for piece in answer:
                 if not as_json:
-                    put_data(piece, end="")
+                    print_text(piece, end="")
     except KeyboardInterrupt:
         pass
     finally:
         if answer is not None and not as_json:
             behind = [""] if answer.text else []
-            put_data("\n".join([*behind, *map(str, answer.calls)]))
+            print_text("\n".join([*behind, *map(str, answer.calls)]))
     completion = None if answer is None else answer.completion
     if as_json and answer is not None:
         tokens, reason = (None, "interrupt") if completion is None else (completion.tokens, completion.finish_reason)
         calls_of = {"tool_calls": [call.to_openai() for call in answer.calls]} if answer.calls else {}
-        put_json({"role": "assistant", "content": answer.text, **calls_of, "tokens": tokens, "finish_reason": reason})
+        print_json({"role": "assistant", "content": answer.text, **calls_of, "tokens": tokens, "finish_reason": reason})
     if completion is None:
-        tell("stopped")
+        eprint("stopped")
     elif not quiet and answer is not None and not (answer.text or answer.calls):
-        tell("the answer has no text; the conversation goes on without this message")
+        eprint("the answer has no text; the conversation goes on without this message")
     elif conversation.params.form is not None:
         warn_of_cut_forms(conversation.params, Counter([completion.finish_reason]))
     elif not quiet and completion.finish_reason in ("length", "time"):
-        tell(f"the answer was cut after {format_count(len(completion.tokens), 'token')}")
-
-
-def _find_terminal() -> "TextIO | None":
-    """Returns the stream on which to prompt for messages; None if input is not a terminal."""
-    if not sys.stdin.isatty():
-        return None
-    return next((stream for stream in (sys.stderr, sys.stdout) if stream.isatty()), None)
+        eprint(f"the answer was cut after {format_count(len(completion.tokens), 'token')}")
 
 
 def _read_typed_lines(terminal: "TextIO", conversation: "Conversation") -> "Iterator[str]":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmtool.cli.arguments import Json, Quiet
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import check_new, open_model, put, put_json
+from lmtool.cli.output import check_new, load_model, print_json, print_lines
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, Column, Overrides, key_options, to_settings, with_stdin
 from lmtool.errors import ResourceError, UsageError
@@ -100,13 +100,13 @@ def check(
     for checked in reports:
         _print_check(checked, as_json)
     if recipe is not None and fix is not None and log is not None:
-        model = None if run is None else open_model(run, "auto", "float32")
+        model = None if run is None else load_model(run, "auto", "float32")
         min_similarity = NEAR if near is None else near
         n_gone = write_cleaned_table(recipe, fix, log, embedding_model=model, min_similarity=min_similarity)
         if as_json:
-            put_json({"fixed": str(fix), "log": str(log), "removed": n_gone})
+            print_json({"fixed": str(fix), "log": str(log), "removed": n_gone})
         else:
-            put(f"fixed    {fix}: without {format_count(n_gone, 'row')}, listed in {log}")
+            print_lines(f"fixed    {fix}: without {format_count(n_gone, 'row')}, listed in {log}")
     for checked in reports:
         checked.raise_for_problems(strict=strict)
 
@@ -118,12 +118,12 @@ def _check_device(as_json: bool) -> None:
     compute = configure_compute("auto", "auto")
     compared = list(check_fast_paths(compute.device))
     if as_json:
-        put_json({"device": compute.describe(), "ways": [way._asdict() for way in compared]})
+        print_json({"device": compute.describe(), "ways": [way._asdict() for way in compared]})
     else:
-        put(compute.describe())
+        print_lines(compute.describe())
         times = [["-" if s is None else f"{1000 * s:.2f} ms" for s in (way.fast, way.plain)] for way in compared]
         rows = [(way.name, *of_way, way.verdict) for way, of_way in zip(compared, times, strict=True)]
-        put(*align_columns([("way", "fast", "plain", "result"), *rows], 4))
+        print_lines(*align_columns([("way", "fast", "plain", "result"), *rows], 4))
     if faults := [way.name for way in compared if way.verdict != "same"]:
         what = f"some fast ways of computing do not work here: {', '.join(faults)}"
         fix = "use --precision float32 if matrices are among them; the others are then not used by themselves"
@@ -172,14 +172,14 @@ def _load_tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]"
 
 def _print_check(checked: "CheckResult", as_json: bool) -> None:
     if as_json:
-        put_json(checked.json_record)
+        print_json(checked.json_record)
         return
-    put(*(f"{checked.subject:8} {line}" for line in checked.lines))
-    put(*(f"damaged  {path}: {problem}" for path, problem in checked.damage[:MOST]))
+    print_lines(*(f"{checked.subject:8} {line}" for line in checked.lines))
+    print_lines(*(f"damaged  {path}: {problem}" for path, problem in checked.damage[:MOST]))
     if len(checked.damage) > MOST:
-        put(f"damaged  {len(checked.damage) - MOST:,} more; --json lists all")
+        print_lines(f"damaged  {len(checked.damage) - MOST:,} more; --json lists all")
     for notice in checked.notices:
         is_named = notice.text.startswith(notice.kind.split()[0])
-        put(f"found    {'' if is_named else f'{notice.kind}: '}{notice}")
+        print_lines(f"found    {'' if is_named else f'{notice.kind}: '}{notice}")
     if not checked.damage and not checked.notices:
-        put("nothing found")
+        print_lines("nothing found")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lmtool.cli.arguments import RUN_HELP, TEXT_HELP, Device, Json, Precision, Quiet, RunName, TypedText
 from lmtool.cli.help import GroupWithDefault, argument, file_to_write, flag, folder_to_write, group, option, register
-from lmtool.cli.output import check_new, describe, open_model, put, put_data, put_json, warn_of_skipped
+from lmtool.cli.output import check_new, describe, load_model, print_json, print_lines, print_text, warn_of_skipped
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import TEXTS_OPTIONS, key_options, to_data, to_settings
 from lmtool.errors import UsageError
@@ -52,17 +52,17 @@ def embed(
     if whole and pool != "none":
         raise UsageError(f"--whole pools as the model does, not by --pool {pool}", fix="give only one of them")
     check_new(output, ".npz", ".jsonl")
-    loaded = open_model(run, device, precision)
+    loaded = load_model(run, device, precision)
     describe(loaded, quiet or output is None)
     texts = (entry.text for entry in _read_texts(text, typed, loaded.recipe, reading))
     embedded = embedding.embed(loaded, texts, layer, "own" if whole else pool, truncate=truncate)
     if output is None or not is_main_process():
         for line in embedding.to_json_lines(embedded):
             if is_main_process():
-                put_data(line)
+                print_text(line)
         return
     embedding.save_embeddings(output, embedded)
-    put_data(output)
+    print_text(output)
 
 
 def _read_texts(
@@ -118,7 +118,7 @@ def index(
     if bool(texts) is bool(remove):
         raise UsageError("give either texts to index, or --remove", fix="name files or a table; or use --remove alone")
     if texts:
-        loaded = open_model(run, device, "float32") if run else indexing.open_index(output, device=device).loaded
+        loaded = load_model(run, device, "float32") if run else indexing.open_index(output, device=device).loaded
         describe(loaded, quiet)
         entries = list(_read_texts(texts, None, loaded.recipe, reading))
         with Display(shown=True, quiet=quiet) as display:
@@ -127,9 +127,9 @@ def index(
         counts = indexing.remove_texts_by_id_or_source(output, remove or [])
     n_texts = len(indexing.Index(output).row_N)
     if as_json:
-        put_json({"index": str(output), "texts": n_texts, **counts})
+        print_json({"index": str(output), "texts": n_texts, **counts})
     else:
-        put(
+        print_lines(
             f"{output}: {format_count(n_texts, 'text')}; "
             + ", ".join(f"{count:,} {what}" for what, count in counts.items())
         )
@@ -177,14 +177,14 @@ def query(
     if output is not None:
         lines = hits_to_csv(answers) if output.suffix == ".csv" else hits_to_json_lines(answers)
         durable.write_output_file(output, map(str.encode, lines))
-        put_data(output)
+        print_text(output)
     elif as_json:
         for line in hits_to_json_lines(answers):
-            put_data(line, end="")
+            print_text(line, end="")
     else:
         for text, entries in answers:
             shown = [f"{one.score:.4f}  {one.id}  {' '.join(one.text.split())[:200]}" for one in entries]
-            put(*([text] if len(texts) > 1 else []), *shown)
+            print_lines(*([text] if len(texts) > 1 else []), *shown)
 
 
 HELP = "Find texts by meaning: lmtool search INDEX QUERY searches an index that lmtool search index made."

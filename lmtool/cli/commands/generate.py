@@ -16,12 +16,12 @@ from lmtool.cli.output import (
     attach_draft,
     check_new,
     describe,
-    put,
-    put_data,
-    put_json,
-    tell,
+    eprint,
+    print_json,
+    print_lines,
+    print_text,
     warn_of_cut_forms,
-    warn_of_unknown,
+    warn_of_unknown_tokens,
 )
 from lmtool.cli.settings import pop_form, with_sampling_options
 from lmtool.errors import UsageError
@@ -149,11 +149,11 @@ def generate(
     completions = generator.completions(prompts, params, **options)
     if streams:
         echoed = generator.echoed(prompts[0], params, echo)
-        completions = _print_stream(echoed, generator.generate(prompts, params, **options))
+        completions = _print_while_generating(echoed, generator.generate(prompts, params, **options))
     describe(generator.loaded, quiet, f"seed {params.seed}")
-    warn_of_unknown(generator.loaded, [text for prompt in prompts for text in prompt.split(mask or "\0")])
+    warn_of_unknown_tokens(generator.loaded, [text for prompt in prompts for text in prompt.split(mask or "\0")])
     if not quiet:
-        tell(*drafting)
+        eprint(*drafting)
     reasons = Counter[str]()
     n_tokens = n_proposed = n_accepted = 0
     total_logprob = 0.0
@@ -169,14 +169,14 @@ def generate(
             before = f"{completion.text}\n" if filled else generator.echoed(completion.prompt, params, True)
             drawn.append((before, completion))
         if as_json:
-            put_json(completion_record(generator, completion, params, options))
+            print_json(completion_record(generator, completion, params, options))
         elif not streams:
             text = generator.echoed(completion.prompt, params, echo) + completion.text
-            put_data(("---\n" if i else "") + text)
+            print_text(("---\n" if i else "") + text)
             if show_probs:
                 _print_probabilities(generator, completion)
             if completion.score is not None and not quiet:
-                tell(f"score {completion.score:.4f}")
+                eprint(f"score {completion.score:.4f}")
     warn_of_cut_forms(params, reasons)
     if html is not None:
         from lmtool.report.generated import render_completions_page
@@ -187,20 +187,20 @@ def generate(
         facts = ", ".join((str(loaded.run_path), f"step {loaded.step}", *drafting, *chosen))
         write_page(html, render_completions_page(drawn, loaded.tokenizer, facts))
         if not quiet:
-            tell(f"page {html}")
+            eprint(f"page {html}")
     if not quiet:
         seconds = time.perf_counter() - began
         if n_tokens:
-            tell(f"mean log-probability {total_logprob / n_tokens:.4f} per token")
+            eprint(f"mean log-probability {total_logprob / n_tokens:.4f} per token")
         accepted = f", {n_accepted} of {n_proposed} proposed tokens accepted" if drafting else ""
-        tell(f"{format_count(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
+        eprint(f"{format_count(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
 
 
-def _print_stream(echoed: str, tokens: "Iterable[Token]") -> "Iterator[Completion]":
-    """Print a text to a terminal as it is generated, and yield it then."""
-    put_data(echoed, end="")
+def _print_while_generating(echoed: str, tokens: "Iterable[Token]") -> "Iterator[Completion]":
+    """Prints a text to a terminal as it is generated, and yields it then."""
+    print_text(echoed, end="")
     for token in tokens:
-        put_data(token.text, end="" if token.completion is None else "\n")
+        print_text(token.text, end="" if token.completion is None else "\n")
         if token.completion is not None:
             yield token.completion
 
@@ -217,7 +217,7 @@ def _parse_bias(argument: str) -> tuple[str, float]:
 
 
 def _print_probabilities(generator: "TextGenerator", completion: "Completion") -> None:
-    """A table of the tokens; on a terminal, more probable ones are greener."""
+    """Prints a table of the tokens; on a terminal, more probable ones are greener."""
     from math import exp
 
     from rich.console import Console
@@ -247,10 +247,10 @@ def _print_replay(path: str, as_json: bool) -> None:
                 "sample": replayed.record["sample"],
                 "same": replayed.is_same,
             }
-            put_json({**answer, "differs_at": replayed.differs_at, "changed": replayed.changed})
+            print_json({**answer, "differs_at": replayed.differs_at, "changed": replayed.changed})
             continue
         outcome = "same" if replayed.is_same else f"differs from token {replayed.differs_at} on"
         changed = f" ({', '.join(replayed.changed)})" if replayed.changed else ""
-        put(printable(f"{outcome}{changed}: {replayed.record['prompt']}")[:200])
+        print_lines(printable(f"{outcome}{changed}: {replayed.record['prompt']}")[:200])
     if not all_same:
         raise typer.Exit(DIFFERENT)

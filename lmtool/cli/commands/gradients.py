@@ -4,7 +4,7 @@ from functools import partial
 
 from lmtool.cli.arguments import Device, HtmlFile, Json, Quiet, RunName
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import check_new, describe, show_picture, warn_of_files
+from lmtool.cli.output import check_new, describe, show_picture, warn_of_file_names
 from lmtool.errors import UsageError
 
 
@@ -44,7 +44,7 @@ def gradients(
     of_gradients = {"--token": token, "--source": source, "--beside": beside}
     if starts and (named := next((n for n, v in of_gradients.items() if v), None)):
         raise UsageError(f"{named} cannot be combined with --starts", fix=f"omit {named}, or --starts")
-    warn_of_files([text] if source is None else [text, source])
+    warn_of_file_names([text] if source is None else [text, source])
     text = resolve_stdin_text(text)
     loaded = load_run(resolve_reference(run), configure_compute(device, "float32"))
     describe(loaded, quiet)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from lmtool.cli.arguments import Device, HtmlFile, Json, Quiet, RunName
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import check_new, describe, put, put_json, put_result, show_picture, warn_of_skipped
+from lmtool.cli.output import check_new, describe, print_json, print_lines, print_result, show_picture, warn_of_skipped
 from lmtool.cli.settings import COLUMN_HELP, READ_OPTIONS, key_options, to_data, to_settings
 from lmtool.errors import UsageError
 
@@ -76,7 +76,7 @@ def neighbors(
             run, similarity, device=device, table_format=to_data(settings)
         )
         describe(measured.loaded, quiet)
-        put_result(measured, as_json)
+        print_result(measured, as_json)
         warn_of_skipped(measured.skipped)
         return
     loaded = load_run(resolve_reference(run), configure_compute(device, "float32"))
@@ -112,6 +112,6 @@ def neighbors(
             value,
         )
     elif as_json:
-        put_json(value)
+        print_json(value)
     else:
-        put(*report.format_neighbors(result))
+        print_lines(*report.format_neighbors(result))

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
-from lmtool.cli.output import put, put_json
+from lmtool.cli.output import print_json, print_lines
 from lmtool.cli.progress import Display, format_quantity
 from lmtool.cli.settings import (
     LABEL_OPTIONS,
@@ -75,9 +75,9 @@ def plan(
             planned, n_devices=devices, device_kind=device_kind, utilisation=utilization, report=report
         )
     if as_json:
-        put_json(result.to_json())
+        print_json(result.to_json())
     else:
-        put(*_format_forecast(result))
+        print_lines(*_format_forecast(result))
 
 
 def _format_forecast(forecast: "TrainingForecast") -> list[str]:
@@ -103,7 +103,9 @@ def _format_forecast(forecast: "TrainingForecast") -> list[str]:
     if forecast.seconds is None or forecast.step_seconds is None:
         lines.append(f"time: unknown, since {forecast.basis}")
     else:
-        step = _format_seconds(forecast.step_seconds)
+        step = f"{forecast.step_seconds:.3g} s"
+        if forecast.step_seconds < 1:
+            step = f"{1000 * forecast.step_seconds:.3g} ms"
         lines.append(f"time: {_format_duration(forecast.seconds)}, {step} a step ({forecast.basis})")
     if forecast.tokens is not None and forecast.optimal_tokens:
         share = forecast.tokens / forecast.optimal_tokens
@@ -112,10 +114,6 @@ def _format_forecast(forecast: "TrainingForecast") -> list[str]:
         tokens = f"{format_quantity(forecast.optimal_tokens, '')}tokens"
         lines.append(f"compute-optimal: {tokens} for this size, {rule}; planned are {times} them")
     return [*lines, *(f"note: {note}" for note in forecast.notes)]
-
-
-def _format_seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _format_duration(seconds: float) -> str:

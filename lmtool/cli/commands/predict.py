@@ -7,7 +7,7 @@ from typing import Any
 
 from lmtool.cli.arguments import Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import describe, open_model, put_data, tell, warn_of_cut_forms, warn_of_skipped
+from lmtool.cli.output import describe, eprint, load_model, print_text, warn_of_cut_forms, warn_of_skipped
 from lmtool.cli.settings import FORM_OPTIONS, READ_OPTIONS, key_options, pop_form, to_data, to_settings
 from lmtool.errors import UsageError
 
@@ -82,7 +82,7 @@ def predict(
     as_json |= ending in (".jsonl", ".json")
     if as_json and guard_formulas:
         raise UsageError("--guard-formulas is for CSV, and this is JSON", fix="omit it")
-    loaded = open_model(run, device, precision)
+    loaded = load_model(run, device, precision)
     form = pop_form(reading)
     data = to_data(to_settings(reading))
     if prompt is None and (form is not None or max_new_tokens is not None):
@@ -103,7 +103,7 @@ def predict(
                 TextGenerator(loaded), source, PromptTemplate(prompt.replace("\\n", "\n")), params, data
             )
         if answers.columns and is_main_process() and not quiet:
-            tell(answers.columns)
+            eprint(answers.columns)
         set_decision_rule(answers.task, costs, min_probability)
         if not is_main_process():
             # its share of the rows must be computed as well
@@ -129,12 +129,12 @@ def predict(
             lines = format_json_list(lines)
         if output is None:
             for line in lines:
-                put_data(line, end="")
+                print_text(line, end="")
         else:
             write_table(output, answers.table, lines)
     warn_of_skipped(answers.skipped)
     if prompt is not None:
         warn_of_cut_forms(params, reasons)
     if min_probability is not None:
-        tell(f"{blanks[True]:,} of {blanks.total():,} predictions are blank: below {min_probability:g}")
+        eprint(f"{blanks[True]:,} of {blanks.total():,} predictions are blank: below {min_probability:g}")
     describe(loaded, quiet)

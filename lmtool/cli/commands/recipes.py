@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lmtool.cli.arguments import HtmlFile, Json, Quiet
 from lmtool.cli.help import argument, flag, group, option, register
-from lmtool.cli.output import check_new, put, put_data, put_json, show_picture
+from lmtool.cli.output import check_new, print_json, print_lines, print_text, show_picture
 from lmtool.cli.settings import Overrides, is_recipe, with_stdin
 from lmtool.errors import UsageError
 
@@ -29,9 +29,9 @@ def ls(as_json: Json = False) -> None:
     for name in names:
         description = load(name).recipe.description
         if as_json:
-            put_json({"name": name, "description": description})
+            print_json({"name": name, "description": description})
         else:
-            put(f"{name:{max(map(len, names))}}  {description}")
+            print_lines(f"{name:{max(map(len, names))}}  {description}")
 
 
 def show(
@@ -51,7 +51,7 @@ def show(
     recipe = load(name, parse_settings(overrides or ()))
     origins = recipe.origins if resolved else None
     text = dump_yaml(recipe.recipe, origins) if resolved or overrides else find_recipe(name).read_text(encoding="utf-8")
-    put_data(text, end="")
+    print_text(text, end="")
 
 
 def draw(
@@ -77,7 +77,7 @@ def draw(
     if numbers and output is not None:
         raise UsageError("--numbers prints, and writes no page", fix="omit -o, or --numbers")
     if numbers:
-        return put(*matrices.format_matrix_lines(matrices.compute_forward_matrices(recipe)))
+        return print_lines(*matrices.format_matrix_lines(matrices.compute_forward_matrices(recipe)))
     drawn = drawing.draw_model(recipe, Path(name).stem)
     show_picture(partial(drawing.format_model_lines, drawn), partial(drawing.render_model_page, drawn), output)
 
@@ -101,12 +101,15 @@ def batch(
     lmtool recipes batch t5-tiny "Once upon a time there was a fox that lived in a red house."
     lmtool recipes batch tagger data/tags.conll --rows 2 -o batch.html
     """
+    from lmtool.data.files import FORMATS
     from lmtool.recipe.load import Setting, check_settings, parse_settings
     from lmtool.recipe.resolve import resolve
 
     check_new(output)
     (text,) = with_stdin("text or table", text)
-    texts = text if all(map(_is_typed, text)) else []
+    # several words that name no file are a text themselves
+    is_typed = all(len(one.split()) > 1 and not one.endswith(FORMATS) and not os.path.exists(one) for one in text)
+    texts = text if is_typed else []
     sources = [STORIES] if texts else text
     settings = parse_settings(overrides or (), [Setting("data.train", sources, "TEXT")])
     recipe, run = (name, None) if is_recipe(name) else (None, name)
@@ -131,22 +134,15 @@ def batch(
     )
 
 
-def _is_typed(text: str) -> bool:
-    """Whether a text is itself on the command line: several words, and no file."""
-    from lmtool.data.files import FORMATS
-
-    return len(text.split()) > 1 and not text.endswith(FORMATS) and not os.path.exists(text)
-
-
 def schema() -> None:
     """Print the JSON Schema of recipes.
 
     Examples:
     lmtool recipes schema > schema.json
     """
-    from lmtool.recipe.dump import schema
+    from lmtool.recipe.dump import recipe_json_schema
 
-    put_data(schema(), end="")
+    print_text(recipe_json_schema(), end="")
 
 
 app = group(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lmtool.cli.arguments import RUN_HELP
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import put_data
+from lmtool.cli.output import print_text
 
 WATCH_SECONDS = 5
 """Seconds between two pages of `--watch`."""
@@ -36,15 +36,15 @@ def report(
 
     check_page_is_replaceable(output, RUN_PAGE_HEADING)
 
-    def written() -> bool:
-        """Write the page; whether a run goes on."""
+    def write_current_page() -> bool:
+        """Writes the page, and returns whether to write it again because a run goes on."""
         histories = [RunHistory.from_run(Run.open(path)) for path in paths]
         goes_on = watch and any(history.run.state == "running" for history in histories)
         write_page(output, render_runs_page(histories, refresh_seconds=WATCH_SECONDS if goes_on else None))
         return goes_on
 
-    goes_on = written()
-    put_data(output)
+    goes_on = write_current_page()
+    print_text(output)
     while goes_on:
         time.sleep(WATCH_SECONDS)
-        goes_on = written()
+        goes_on = write_current_page()

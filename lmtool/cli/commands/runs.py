@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
@@ -14,7 +14,17 @@ from rich.filesize import decimal
 
 from lmtool.cli.arguments import TASKS_HELP, Json, RunName, TaskName
 from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
-from lmtool.cli.output import open_model, print_picture, put, put_data, put_json, put_table, tell, warn, warn_of_leaks
+from lmtool.cli.output import (
+    eprint,
+    load_model,
+    print_json,
+    print_lines,
+    print_picture,
+    print_table,
+    print_text,
+    warn,
+    warn_of_leaks,
+)
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import READ_OPTIONS, key_options, to_data, to_settings, with_stdin
 from lmtool.errors import UsageError
@@ -38,16 +48,37 @@ def ls(json: Json = False) -> None:
     lmtool runs ls
     lmtool runs ls --json
     """
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+
     from lmtool.runs.listing import summarize_all_runs
     from lmtool.runs.paths import runs_root
 
-    runs = summarize_all_runs()
+    summaries = summarize_all_runs()
     if json:
-        put_json([asdict(summary) for summary in runs], indent=1)
-    elif not runs:
-        tell(f"there are no runs yet in the folder {runs_root()}")
-    else:
-        _print_runs(runs)
+        print_json([asdict(summary) for summary in summaries], indent=1)
+        return
+    if not summaries:
+        eprint(f"there are no runs yet in the folder {runs_root()}")
+        return
+    shown = {
+        "result": _format_result,
+        "started": lambda run: _format_time(run.started),
+        "size": lambda run: decimal(run.bytes),
+    }
+    names = ("name", "step", "result", "started", "size", "state", "recipe", "model")
+    cells = {name: [printable(str(shown.get(name, attrgetter(name))(run))) for run in summaries] for name in names}
+    console, table = Console(), Table(box=None, pad_edge=False)
+    widths = {name: max(map(cell_len, [name, *column])) for name, column in cells.items()}
+    for name in DROPPED if console.is_terminal else ():
+        if sum(widths.values()) + 2 * (len(widths) - 1) > console.width:
+            del widths[name]
+    for name, width in widths.items():
+        table.add_column(name, justify="right" if name in ("step", "size") else "left", no_wrap=True, width=width)
+    # Names are typed again, so they are never truncated: on a very narrow terminal lines wrap.
+    console.width = max(console.width, sum(widths.values()) + 2 * len(widths))
+    print_table(table, zip(*(cells[name] for name in widths), strict=True), console)
 
 
 def show(run: RunName = "last", json: Json = False) -> None:
@@ -69,7 +100,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
     shown = resolve_reference(run).run
     summary = summarize_run(shown.path)
     if json:
-        put_json(asdict(summary) | shown.info.model_dump(exclude={"checksum"}, exclude_unset=True), indent=1)
+        print_json(asdict(summary) | shown.info.model_dump(exclude={"checksum"}, exclude_unset=True), indent=1)
         return
     part = validation_part(read_recipe_values(shown)).replace("validation", "valid")
     facts = [
@@ -80,10 +111,12 @@ def show(run: RunName = "last", json: Json = False) -> None:
         ("model", summary.model),
         ("step", str(summary.step)),
         ("result", _format_result(summary)),
-        *(
-            ("test", _format_figures(figures, f" {source}".removesuffix(" test").strip()))
-            for source, figures in summary.test.items()
-        ),
+    ]
+    for source, figures in summary.test.items():
+        table = f" {source}".removesuffix(" test").strip()
+        listed = ", ".join(f"{name.replace('_', ' ')} {_format_value(value)}" for name, value in figures.items())
+        facts.append(("test", f"{table}: {listed}" if table else listed))
+    facts += [
         (f"{part} loss", _format_loss(summary.valid_loss)),
         (f"lowest {part} loss", _format_loss(summary.best_valid_loss)),
         ("size", decimal(summary.bytes)),
@@ -98,7 +131,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
         facts.append(("checkpoint", f"{checkpoint.name}: {', '.join(note for note in notes if note)}"))
     if summary.problem:
         facts.append(("problem", summary.problem))
-    put(*(f"{printable(name):21} {value}" for name, value in facts))
+    print_lines(*(f"{printable(name):21} {value}" for name, value in facts))
     if not summary.problem:
         _draw_losses(shown, held_out=part == "valid")
 
@@ -173,18 +206,18 @@ def compare(
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
         tests = {"tests": [one.to_json() for one in tested]} if tested else {}
-        put_json(replace_nonfinite({"runs": summaries, "differences": different, "notes": notes} | tests), indent=1)
+        print_json(replace_nonfinite({"runs": summaries, "differences": different, "notes": notes} | tests), indent=1)
         return
     rows = [[name, *map(_format_value, values)] for name, values in (compare_summaries(histories) | different).items()]
     heading = ["", *(history.name for history in histories)]
     table = Table(box=None, pad_edge=False, show_header=False)
     for name in heading:
         table.add_column(overflow="fold", style=None if name else "dim")
-    put_table(table, [heading, *rows], Console())
+    print_table(table, [heading, *rows], Console())
     for note in notes:
-        put_data(f"note\t{printable(note)}")
+        print_text(f"note\t{printable(note)}")
     for comparison in tested:
-        put(*comparison.format_lines())
+        print_lines(*comparison.format_lines())
 
 
 def _compare_on_table(table: str, runs: Sequence[str], task: str, reading: "Data") -> "Iterator[PairedComparison]":
@@ -193,7 +226,7 @@ def _compare_on_table(table: str, runs: Sequence[str], task: str, reading: "Data
 
     scored = []
     for run in runs:
-        loaded = open_model(run, "auto", "float32")
+        loaded = load_model(run, "auto", "float32")
         warn(loaded.reference.warnings)
         scored.append(score_table_rows(loaded, run, table, task, reading))
         warn_of_leaks(loaded, scored[-1].rows)
@@ -209,7 +242,7 @@ def _compare_on_tasks(names: list[str], runs: Sequence[str], quiet: bool) -> "It
     )
     from lmtool.tasks.comparison import compare_row_scores, extract_row_scores_by_task
 
-    models = [open_model(run, "auto", "float32") for run in runs]
+    models = [load_model(run, "auto", "float32") for run in runs]
     tasks = load_lm_eval_tasks(names, models)
     texts, scored = list(iterate_row_names_and_answered_prompts(tasks)), []
     for run, loaded in zip(runs, models, strict=True):
@@ -254,7 +287,7 @@ def merge(
     adapted = resolve_reference(run)
     merged = make_merged(adapted, output, ["lmtool", *sys.argv[1:]])
     warn(adapted.warnings)
-    put_data(merged)
+    print_text(merged)
 
 
 def rm(
@@ -285,7 +318,7 @@ def rm(
     else:
         paths = removal.find_removable_runs_older_than(removal.parse_age(older_than))
         if not paths:
-            tell(f"no runs older than {older_than}")
+            eprint(f"no runs older than {older_than}")
             return
     lines = [f"{path}, {decimal(folder_size_bytes(path))}" for path in paths]
     if not yes and not _ask_confirmation(lines, f"remove {'it' if len(paths) == 1 else f'these {len(paths)} runs'}?"):
@@ -294,26 +327,26 @@ def rm(
     for path in paths:
         size = removal.remove_run(path)
         freed += size
-        put(f"removed {path}, {decimal(size)} freed")
+        print_lines(f"removed {path}, {decimal(size)} freed")
         if path.exists():
-            tell(f"kept in {path}: files that are not the run's")
+            eprint(f"kept in {path}: files that are not the run's")
     for folder, inside in sweeps.items():
         logs = [run.with_name(f"{run.name}.log") for run in inside]
         if not remove_sweep_files_and_empty_folder(folder, logs):
-            tell(f"kept in {folder}: files that are not the sweep's")
+            eprint(f"kept in {folder}: files that are not the sweep's")
     if len(paths) > 1:
-        put(f"{decimal(freed)} freed in all")
+        print_lines(f"{decimal(freed)} freed in all")
 
 
 def _ask_confirmation(lines: Sequence[str], question: str) -> bool:
     """Asks whether to remove what these lines name. Raises UsageError if there is no terminal to ask on."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError("nobody is there to be asked before anything is removed", fix="add --yes")
-    tell(*lines)
+    eprint(*lines)
     typer.echo(f"{question} [y/N] ", nl=False, err=True)
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
-    tell("nothing is removed")
+    eprint("nothing is removed")
     return False
 
 
@@ -351,24 +384,24 @@ def cache(
         if not yes and not _ask_confirmation([*map("\t".join, rows), total], "remove them?"):
             return
         kept = {entry.path: why for entry in entries if (why := remove_cache_entry_or_explain(entry))}
-        tell(*(f"kept {path}: {why}" for path, why in kept.items()))
+        eprint(*(f"kept {path}: {why}" for path, why in kept.items()))
     if json:
         records = [
             {"kind": entry.kind, "path": str(entry.path), "bytes": entry.size, "used": entry.last_used.isoformat()}
             | ({"removed": entry.path not in kept} if clear else {})
             for entry in entries
         ]
-        put_json({"cache": str(cache_folder()), "entries": records}, indent=1)
+        print_json({"cache": str(cache_folder()), "entries": records}, indent=1)
     elif clear:
-        put(f"{decimal(sum(entry.size for entry in entries if entry.path not in kept))} freed")
+        print_lines(f"{decimal(sum(entry.size for entry in entries if entry.path not in kept))} freed")
     else:
         table = Table(box=None, pad_edge=False)
         for name in ("name",) if kinds else ("kind", "what", "entries"):
             table.add_column(name, overflow="fold", justify="right" if name == "entries" else "left")
         table.add_column("size", justify="right")
         table.add_column("last used")
-        put_table(table, rows, Console())
-        put(total)
+        print_table(table, rows, Console())
+        print_lines(total)
 
 
 def _cache_rows(entries: "Sequence[DiskCacheEntry]", *, single: bool) -> list[list[str]]:
@@ -383,42 +416,9 @@ def _cache_rows(entries: "Sequence[DiskCacheEntry]", *, single: bool) -> list[li
     rows = []
     for kind in CACHE_KINDS:
         if some := [entry for entry in entries if entry.kind == kind]:
-            size = decimal(sum(entry.size for entry in some))
-            rows.append(
-                [
-                    kind,
-                    CACHE_KINDS[kind].description,
-                    f"{len(some):,}",
-                    size,
-                    _format_time(some[0].last_used.isoformat()),
-                ]
-            )
+            size, last_used = decimal(sum(entry.size for entry in some)), _format_time(some[0].last_used.isoformat())
+            rows.append([kind, CACHE_KINDS[kind].description, f"{len(some):,}", size, last_used])
     return rows
-
-
-def _print_runs(summaries: "list[RunSummary]") -> None:
-    """Prints a line for each run; on a terminal with a heading, and the columns that fit."""
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.table import Table
-
-    shown = {
-        "result": _format_result,
-        "started": lambda run: _format_time(run.started),
-        "size": lambda run: decimal(run.bytes),
-    }
-    names = ("name", "step", "result", "started", "size", "state", "recipe", "model")
-    cells = {name: [printable(str(shown.get(name, attrgetter(name))(run))) for run in summaries] for name in names}
-    console, table = Console(), Table(box=None, pad_edge=False)
-    widths = {name: max(map(cell_len, [name, *column])) for name, column in cells.items()}
-    for name in DROPPED if console.is_terminal else ():
-        if sum(widths.values()) + 2 * (len(widths) - 1) > console.width:
-            del widths[name]
-    for name, width in widths.items():
-        table.add_column(name, justify="right" if name in ("step", "size") else "left", no_wrap=True, width=width)
-    # Names are typed again, so they are never truncated: on a very narrow terminal lines wrap.
-    console.width = max(console.width, sum(widths.values()) + 2 * len(widths))
-    put_table(table, zip(*(cells[name] for name in widths), strict=True), console)
 
 
 def _format_loss(loss: float | None) -> str:
@@ -433,12 +433,6 @@ def _format_result(summary: "RunSummary") -> str:
     error = "" if summary.standard_error is None else f" ± {summary.standard_error:.2g}"
     rows = f", {format_count(summary.rows, 'row')}" if summary.rows else ""
     return f"{part}{summary.metric} {summary.value:.{2 if summary.metric == 'bleu' else 4}f}{error}{rows}"
-
-
-def _format_figures(figures: Mapping[str, float], source: str) -> str:
-    """Formats the figures of a test. source: its table, if it is to be named."""
-    told = ", ".join(f"{name.replace('_', ' ')} {_format_value(value)}" for name, value in figures.items())
-    return f"{source}: {told}" if source else told
 
 
 def _format_time(stamp: str) -> str:

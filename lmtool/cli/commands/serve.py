@@ -7,7 +7,16 @@ import typer
 
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import attach_draft, check_new, describe, open_model, put_json, put_result, tell, warn_of_skipped
+from lmtool.cli.output import (
+    attach_draft,
+    check_new,
+    describe,
+    eprint,
+    load_model,
+    print_json,
+    print_result,
+    warn_of_skipped,
+)
 from lmtool.cli.settings import READ_OPTIONS, TEXTS_OPTIONS, key_options, to_data, to_settings, with_stdin
 from lmtool.errors import ResourceError, UsageError
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS
@@ -47,8 +56,7 @@ def serve(
     from lmtool.apps.search.index import Index
     from lmtool.generation.generate import TextGenerator
     from lmtool.serving.guard import AccessPolicy, is_loopback, read_api_key
-    from lmtool.serving.server import ServerConfig
-    from lmtool.serving.server import serve_model_until_signal as answer
+    from lmtool.serving.server import ServerConfig, build_server, serve_until_signal
 
     if api_key_file is not None and no_auth:
         raise UsageError("--no-auth contradicts --api-key-file", fix="give only one of them")
@@ -61,10 +69,21 @@ def serve(
 
     generator = TextGenerator.open(run, device=device, precision=precision)
     describe(generator.loaded, quiet, *attach_draft(generator, draft, draft_tokens))
-    limits = grace, max_tokens, max_rows, max_in_flight, max_queue, not no_prefix_cache
-    texts = None if index is None else Index(index, generator.loaded)
-    serving = ServerConfig(host, port, access, *limits, log_prompts, texts)
-    raise typer.Exit(128 + answer(generator, serving, (lambda *_: None) if quiet else tell))
+    config = ServerConfig(
+        host,
+        port,
+        access,
+        grace=grace,
+        max_tokens=max_tokens,
+        n_rows=max_rows,
+        n_slots=max_in_flight,
+        n_queued=max_queue,
+        keeps_prefixes=not no_prefix_cache,
+        logs_prompts=log_prompts,
+        index=None if index is None else Index(index, generator.loaded),
+    )
+    app, scheduler = build_server(generator, config)
+    raise typer.Exit(128 + serve_until_signal(app, scheduler, config, (lambda *_: None) if quiet else eprint))
 
 
 @key_options(TEXTS_OPTIONS | {"data.label_column": READ_OPTIONS["data.label_column"]})
@@ -114,7 +133,7 @@ def label(
     warn_of_skipped(skipped)
     n_labelled = sum(labels is not None for labels in rows.labels)
     if n_labelled and data.label_column is None and not quiet:
-        tell(
+        eprint(
             f"column {quote(rows.label)} has {format_count(n_labelled, 'label')}; "
             "--label-column NAME begins another one"
         )
@@ -122,26 +141,26 @@ def label(
     if not journal.exists():
         check_new(rows.output, ".csv")
     head = {"table": sha256_of_file(rows.table.path), "column": rows.label, "multi": multi}
-    loaded = None if run is None else open_model(run, device, "float32")
+    loaded = None if run is None else load_model(run, device, "float32")
     if loaded is not None:
         describe(loaded, quiet)
     features = compute_embeddings_or_tfidf([" ".join(texts) for _, texts in rows.rows], loaded)
     labelling = ActiveLearningSession(rows, LockedAnswerJournal(journal, head), features, names)
 
-    def told(line: str) -> None:
+    def print_address_or_progress(line: str) -> None:
         is_address = line.startswith("http://")
         if is_address and as_json:
-            put_json({"address": line, **labelling.to_record()})
+            print_json({"address": line, **labelling.to_record()})
         elif is_address or not quiet:
-            tell(line)
+            eprint(line)
 
-    signal_number = serve_labelling_until_signal(labelling, port, told)
-    put_result(labelling, as_json)
+    signal_number = serve_labelling_until_signal(labelling, port, print_address_or_progress)
+    print_result(labelling, as_json)
     raise typer.Exit(128 + signal_number)
 
 
 def _check_installed(command: str) -> None:
-    """Raise ResourceError where libraries of the server are missing."""
+    """Raises ResourceError where libraries of the server are missing."""
     from importlib.util import find_spec
 
     missing = [name for name in ("starlette", "uvicorn", "h11", "prometheus_client") if find_spec(name) is None]

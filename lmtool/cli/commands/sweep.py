@@ -10,7 +10,7 @@ import typer
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, flag, folder_to_write, option
-from lmtool.cli.output import put_data, put_json, put_table, tell
+from lmtool.cli.output import eprint, print_json, print_table, print_text
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, key_options, recipe_option, to_settings, with_stdin
 from lmtool.cli.signals import StopAtStep
@@ -73,16 +73,15 @@ def sweep(
 
     from lmtool.apps.sweeping.halving import train_by_halving
     from lmtool.apps.sweeping.results import get_validation_metric, make_results_table
-    from lmtool.apps.sweeping.sweep import Sweep, SweepArguments, count_parallel_runs
+    from lmtool.apps.sweeping.sweep import Sweep, SweepArguments, default_n_parallel_runs
     from lmtool.report.numbers import format_number
     from lmtool.runs.creation import make_run_path
 
     if twice := next((one for one in read_by if one.key in axes), None):
         raise UsageError(f"{twice.flag} and -s {twice.key} set the same key", fix="give one of them")
     with Display(True, quiet) as display:
-        inputs, subcommand, chosen = SweepArguments(data, source, recipe, fixed, read_by).resolve_for_all_runs(
-            axes, display.report
-        )
+        typed = SweepArguments(data, source, recipe, fixed, read_by)
+        inputs, chosen = typed.resolve_for_all_runs(axes, display.report)
     usual = inputs.resolve_recipe({})
     if minutes is not None and seeds > 1:
         raise UsageError("a search trains with one seed", fix="search first, then train the best with several --seeds")
@@ -103,26 +102,26 @@ def sweep(
         # so that those that there is no time for are not all of one kind
         others = random.Random(usual.seed).sample([*choices], len(choices))
         choices = {default: {}} | {name: choices[name] for name in others}
-    slots = min(len(choices), jobs or count_parallel_runs())
+    slots = min(len(choices), jobs or default_n_parallel_runs())
     folder, stop = output or make_run_path("sweep"), StopAtStep(notify=not quiet)
     n_ended = 0
 
-    def ended(name: str) -> None:
+    def print_run_end(name: str) -> None:
         nonlocal n_ended
         n_ended += 1
         if not quiet:
-            tell(f"{n_ended}: {name}, {this.describe_run_progress(name)}")
+            eprint(f"{n_ended}: {name}, {this.describe_run_progress(name)}")
 
-    commands = {name: inputs.build_command(subcommand, choice) for name, choice in choices.items()}
-    this = Sweep(folder, choices, commands, slots, stop.requested, ended)
+    commands = {name: inputs.build_command(choice) for name, choice in choices.items()}
+    this = Sweep(folder, choices, commands, slots, stop.requested, print_run_end)
     this.check_and_create_folder()
     if not quiet:
         about = (
             f"sweep {folder}: {format_count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
         )
-        tell(*chosen.splitlines(), about)
+        eprint(*chosen.splitlines(), about)
     if not quiet and (in_use := this.list_locked_runs()):
-        tell(f"waiting until the processes of an earlier sweep have saved: {', '.join(in_use)}")
+        eprint(f"waiting until the processes of an earlier sweep have saved: {', '.join(in_use)}")
     this.wait_until_runs_unlocked()
     stop.open()
     try:
@@ -131,34 +130,34 @@ def sweep(
         else:
             train_by_halving(list(choices), slots, lambda: 60 * minutes - (time.monotonic() - began), this)
     except KeyboardInterrupt:
-        tell(f"stopped; the same command goes on, with -o {folder}")
+        eprint(f"stopped; the same command goes on, with -o {folder}")
     rows = this.collect_results()
     page, best = this.write_page_and_best_recipe(
         f"Sweep of {', '.join(key for key in axes if key != 'seed') or 'seeds'}", rows, axes
     )
     columns, cells = make_results_table(rows)
     if as_json:
-        put_json({"keys": [*axes], "rows": [row.to_json_values() for row in rows], "page": str(page)}, indent=1)
+        print_json({"keys": [*axes], "rows": [row.to_json_values() for row in rows], "page": str(page)}, indent=1)
     else:
         texts = [
             ["-" if cell is None else cell if isinstance(cell, str) else format_number(cell) for cell in row]
             for row in cells
         ]
         table = Table(*columns, box=None, pad_edge=False, show_header=False)
-        put_table(table, [columns, *texts], Console())
-        put_data(page)
+        print_table(table, [columns, *texts], Console())
+        print_text(page)
     if stop.requested():
         raise typer.Exit(stop.exit_code)
     if not quiet and rows[0].runs:
-        again = (
-            ["lmtool", subcommand, "-r", str(best)]
-            if inputs.source is None
-            else inputs.build_command(subcommand, rows[0].point)
-        )
-        tell(f"the best again: {shlex.join(again)}")
+        again = inputs.build_command(rows[0].point)
+        if inputs.source is None:
+            again = ["lmtool", inputs.subcommand, "-r", str(best)]
+        eprint(f"the best again: {shlex.join(again)}")
         if len({get_validation_metric(run)[1] for row in rows for run in row.runs}) == 1 < len(rows):
-            tell("warning: every setting gave the same result: what varies has no effect here, or not in so few steps")
+            eprint(
+                "warning: every setting gave the same result: what varies has no effect here, or not in so few steps"
+            )
         elif len(rows) > 1 and seeds == 1:
-            tell("one seed each: --seeds 3 shows how much of a difference is chance")
+            eprint("one seed each: --seeds 3 shows how much of a difference is chance")
     if this.failures:
         raise typer.Exit(next(code for _, code in this.failures.values()))

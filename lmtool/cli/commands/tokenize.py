@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, file_to_write, folder_to_write, option
-from lmtool.cli.output import check_new, put, put_data, put_json, warn_of_files
+from lmtool.cli.output import check_new, print_json, print_lines, print_text, warn_of_file_names
 from lmtool.cli.progress import Display, describe_tokenizer
 from lmtool.cli.settings import (
     DEFAULT_RECIPE,
@@ -99,8 +99,8 @@ def tokenize(
 
 
 def _print_tokens(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -> None:
-    """Pieces and ids of a text; also as a page."""
-    warn_of_files([text])
+    """Prints the pieces and ids of a text, and writes them as a page if a file is named."""
+    warn_of_file_names([text])
     if html is not None:
         from lmtool.report.page import write_page
         from lmtool.report.tokenized import render_tokenized_page
@@ -109,16 +109,16 @@ def _print_tokens(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path |
     ids = tokenizer.encode(text)
     pieces = [tokenizer.display_token(token) for token in ids]
     if as_json:
-        put_json({"text": text, "pieces": pieces, "ids": ids})
+        print_json({"text": text, "pieces": pieces, "ids": ids})
     else:
         for token, piece in zip(ids, pieces, strict=True):
-            put_data(f"{token}\t{piece}")
+            print_text(f"{token}\t{piece}")
 
 
 def _print_summary(
     prepared: "TokenizedData", requested: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
 ) -> None:
-    """Sizes and speed; no speed when everything was cached."""
+    """Prints sizes and speed; no speed when everything was cached."""
     from lmtool.storage.durable import cache_folder, is_cache_temporary
 
     stores = {"train": prepared.train, "valid": prepared.valid}
@@ -139,14 +139,14 @@ def _print_summary(
         "split": prepared.data.split,
     }
     if as_json:
-        put_json(record)
+        print_json(record)
         return
     speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "cached"
     place = "nowhere, as the cache may not be written" if is_cache_temporary() else f"in the cache, {cache_folder()}"
     in_cache = f"{place}; -o DIR writes tokenizer.json and the tokens to a folder"
     saved = in_cache if output is None else f"{output}: tokenizer.json, train/, valid/"
-    put(f"tokenizer  {describe_tokenizer(prepared.tokenizer, requested)}")
-    put(f"text       {n_bytes:,} bytes in {'one text' if is_stream else format_count(documents, 'document')}")
-    put(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
-    put(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")
-    put(f"saved      {saved}")
+    print_lines(f"tokenizer  {describe_tokenizer(prepared.tokenizer, requested)}")
+    print_lines(f"text       {n_bytes:,} bytes in {'one text' if is_stream else format_count(documents, 'document')}")
+    print_lines(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
+    print_lines(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")
+    print_lines(f"saved      {saved}")

@@ -39,11 +39,8 @@ def _read_or_compute_check_result(kernel_name: str, compare: Comparison) -> str:
         with ThreadPoolExecutor(1) as thread:
             results[kernel_name] = thread.submit(_describe_first_difference, compare).result()
         if results[kernel_name] != SAME:
-            _LOG.warning(
-                "the kernel %s %s from its formula and is not used on this processor",
-                kernel_name,
-                results[kernel_name],
-            )
+            message = "the kernel %s %s from its formula and is not used on this processor"
+            _LOG.warning(message, kernel_name, results[kernel_name])
         with suppress(OSError, LmtoolError):  # a cache that cannot be written
             durable.replace_file(path, json.dumps(results).encode())
     return results[kernel_name]

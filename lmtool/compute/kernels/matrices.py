@@ -104,11 +104,9 @@ class MatrixProduct(ABC):
     def native(self) -> "NativeMatrix | None":
         """The same product by the kernels, if they have it; the weights are there twice from then on."""
         weight_OI = self.dequantize()
-        return (
-            None
-            if weight_OI is None
-            else NativeMatrix.create_if_supported(weight_OI, str(weight_OI.dtype).removeprefix("torch."))
-        )
+        if weight_OI is None:
+            return None
+        return NativeMatrix.create_if_supported(weight_OI, str(weight_OI.dtype).removeprefix("torch."))
 
 
 class ProductByRowCount(MatrixProduct):
@@ -133,9 +131,8 @@ class NativeMatrix(MatrixProduct):
         match dtype:
             case "int8":
                 whole_OI, scale_O1 = quantize_int8(padded)
-                self.weight = (
-                    (whole_OI.view(torch.uint8) + 128).view(-1, BLOCK_OUTPUTS, self.n_in // 4, 4).transpose(1, 2)
-                )
+                positive_OI = whole_OI.view(torch.uint8) + 128
+                self.weight = positive_OI.view(-1, BLOCK_OUTPUTS, self.n_in // 4, 4).transpose(1, 2)
                 self.scale = scale_O1[:, 0].contiguous()
             case "int4":
                 self.weight = _pack_groups(quantize_int4(padded))

@@ -310,14 +310,14 @@ def _cross_entropy(
     logits_grad = logits_RV.new_empty(logits_RV.shape if with_gradient else 0)
     _call_kernel(
         "cross_entropy",
-        *(
-            logits_RV,
-            logits_grad if with_gradient else None,
-            loss_R,
-            targets_R.contiguous(),
-            weights_R.float().contiguous(),
-        ),
-        *(torch.tensor((target_mass, uniform_mass)), *logits_RV.shape, _is_bfloat16(logits_RV)),
+        logits_RV,
+        logits_grad if with_gradient else None,
+        loss_R,
+        targets_R.contiguous(),
+        weights_R.float().contiguous(),
+        torch.tensor((target_mass, uniform_mass)),
+        *logits_RV.shape,
+        _is_bfloat16(logits_RV),
         work=logits_RV,
     )
     return loss_R.sum(), logits_grad

@@ -170,7 +170,7 @@ class MixerOutput(NamedTuple):
 
     x_BTD: what is added to the residual stream.
     cache: the updated cache; may be None if there was none.
-    auxiliary_B: as in `Output`.
+    auxiliary_B: as in `HiddenOutput`.
     """
 
     x_BTD: Tensor

@@ -69,7 +69,7 @@ class InputEmbeddings(nn.Module):
     def forward(
         self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, added_BTD: Tensor | None
     ) -> Tensor:
-        """Returns the embeddings (B, T, D). See `embed`."""
+        """Returns the embeddings (B, T, D). See `embed_before_projection`."""
         x_BTD = self.embed_before_projection(tokens_BT, positions_PT, segments_BT, added_BTD)
         return x_BTD if self.project is None else cast(Tensor, self.project(x_BTD)).to(x_BTD.dtype)
 

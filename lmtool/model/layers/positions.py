@@ -6,7 +6,7 @@ keys, N heads, H head width, D model width.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -57,13 +57,6 @@ def _inverse_frequencies(width: int, theta: float, device: torch.device) -> Tens
     return theta**-exponents
 
 
-class RotaryFrequencies(NamedTuple):
-    """The radians per position of each pair of components (R/2,), and the factor of rotated queries and keys."""
-
-    radians: Tensor
-    factor: float
-
-
 class AttentionPositions(nn.Module):
     """A positional encoding inside attention; the base class has none."""
 
@@ -93,8 +86,8 @@ class RotaryPositions(AttentionPositions):
         self.rotated_fraction = rotated_fraction
         self.scaling = scaling or specs.NoScaling()
 
-    def scaled_frequencies(self, width: int, device: torch.device) -> RotaryFrequencies:
-        """Returns the frequencies of heads of `width`, scaled for a longer context."""
+    def scaled_frequencies(self, width: int, device: torch.device) -> tuple[Tensor, float]:
+        """Returns `scale_rotary_frequencies` of heads of `width`."""
         n_rotated = int(width * self.rotated_fraction)
         frequencies = _inverse_frequencies(n_rotated, self.theta, device)
         return scale_rotary_frequencies(frequencies, self.scaling, 2 * math.log(self.theta) / n_rotated)
@@ -109,8 +102,10 @@ class RotaryPositions(AttentionPositions):
 
 def scale_rotary_frequencies(
     frequencies: Tensor, scaling: specs.RotaryScaling, log_frequency_ratio: float
-) -> RotaryFrequencies:
+) -> tuple[Tensor, float]:
     """Scales frequencies for a longer context.
+
+    Returns the radians per position of each pair of components (R/2,), and the factor of rotated queries and keys.
 
     Args:
         frequencies: in radians per position, descending.
@@ -118,13 +113,13 @@ def scale_rotary_frequencies(
     """
     match scaling:
         case specs.NoScaling():
-            return RotaryFrequencies(frequencies, 1.0)
+            return frequencies, 1.0
         case specs.LinearScaling(factor=factor):
-            return RotaryFrequencies(frequencies / factor, 1.0)
+            return frequencies / factor, 1.0
         case specs.Llama3Scaling(factor=factor, low_frequency=low, high_frequency=high):
             turns = scaling.original_context * frequencies / (2 * math.pi)
             kept = ((turns - low) / (high - low)).clamp(0, 1)
-            return RotaryFrequencies(frequencies * (kept + (1 - kept) / factor), 1.0)
+            return frequencies * (kept + (1 - kept) / factor), 1.0
         case specs.YarnScaling(factor=factor, attention_factor=attention):
             # the kept share is linear in the index of a frequency, between those of fast and slow turns
             n = len(frequencies)
@@ -138,7 +133,7 @@ def scale_rotary_frequencies(
             index = torch.arange(n, device=frequencies.device, dtype=frequencies.dtype)
             kept = 1 - ((index - first) / max(last - first, 1e-3)).clamp(0, 1)
             sharpened = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
-            return RotaryFrequencies(frequencies * (kept + (1 - kept) / factor), attention or sharpened)
+            return frequencies * (kept + (1 - kept) / factor), attention or sharpened
 
 
 class AlibiPositions(AttentionPositions):

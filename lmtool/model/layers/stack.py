@@ -6,7 +6,7 @@ Shapes: B rows, T positions, S positions so far, D model width. P is B, or 1 whe
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,11 +73,8 @@ class Sublayer(nn.Module):
         return MixerOutput(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, new_cache, auxiliary_B)
 
 
-class SublayerCacheAndLoss(NamedTuple):
-    """What a sublayer leaves besides its output: its new cache, and the auxiliary loss of each row."""
-
-    cache: LayerState | None
-    auxiliary_loss_B: Tensor | None
+CacheAndLoss = tuple[LayerState | None, Tensor | None]
+"""What a sublayer leaves besides its output: its new cache, and the auxiliary loss of each row."""
 
 
 class Stack(nn.Module):
@@ -187,7 +184,7 @@ class Stack(nn.Module):
             full_mask = replace(mask, window=None, dilation=1, n_global=0, text_positions_PS=None)
             attend_fully = AttentionOp(full_mask, T, positions_PS, self.position, source)
         recomputes = self.recomputes_activations and self.training and torch.is_grad_enabled()
-        outputs: list[SublayerCacheAndLoss] = []
+        outputs: list[CacheAndLoss] = []
         x0_BTD = x_BTD
         for layer, first in enumerate(range(0, len(sublayers), self.sublayers_per_layer)):
             if layer_outputs is not None:
@@ -214,7 +211,7 @@ class Stack(nn.Module):
         attend: AttentionOp,
         caches: Caches,
         shares_bias: bool = True,
-    ) -> tuple[Tensor, list[SublayerCacheAndLoss]]:
+    ) -> tuple[Tensor, list[CacheAndLoss]]:
         """Returns the output of one layer, and what each of its sublayers leaves besides.
 
         x0_BTD: the input of the first layer.
@@ -230,7 +227,7 @@ class Stack(nn.Module):
             read_BTD = input_BTD if self.parallel else x_BTD
             stream_BTD = input_BTD if self.adds_to_layer_input else x_BTD
             x_BTD, new_cache, auxiliary_B = sublayer(stream_BTD, attend, cache, read_BTD)
-            outputs.append(SublayerCacheAndLoss(new_cache, auxiliary_B))
+            outputs.append((new_cache, auxiliary_B))
         return x_BTD, outputs
 
     def modules_by_depth(self) -> ModulesByDepth:

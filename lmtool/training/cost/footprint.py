@@ -92,11 +92,9 @@ def estimate_training_memory_per_device(
         return _trace_micro_batch_bytes(changed, vocab_size, make_batch(rows), devices)
 
     def deep(rows: int) -> tuple[float, ...]:
-        return (
-            at(n_layers, rows)
-            if varied
-            else _measure_or_extrapolate(lambda layers: at(layers, rows), n_layers, MAX_TRACED_LAYERS)
-        )
+        if varied:
+            return at(n_layers, rows)
+        return _measure_or_extrapolate(lambda layers: at(layers, rows), n_layers, MAX_TRACED_LAYERS)
 
     activations, logits, peak = map(int, _measure_or_extrapolate(deep, n_rows, most_rows))
     stays = persistent.weights + persistent.moments
@@ -145,7 +143,7 @@ def _trace_micro_batch_bytes(spec: Model, vocab_size: int, traced: BatchToTrace,
         read = filter(torch.is_tensor, vars(batch).values())
         ledger = stack.enter_context(AllocationTracker([*lm.parameters(), *lm.buffers(), *read]))
         for _ in range(1 + traced.accumulates):
-            ledger.reset_peak()
+            ledger.peak = ledger.live
             is_narrow = devices.precision != "float32"
             with torch.autocast("cpu", dtype=DTYPES[devices.precision], enabled=is_narrow):
                 hidden_MD = lm(batch).hidden_BTD.flatten(0, 1)
@@ -171,7 +169,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
 
     known: tensors that are not counted.
     live: bytes now.
-    peak: the most since `reset_peak`.
+    peak: the most since the caller set it.
     """
 
     def __init__(self, known: list[Tensor]) -> None:
@@ -180,10 +178,6 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         for tensor in known:
             self._track(tensor, counted=False)
-
-    def reset_peak(self) -> None:
-        """Begin a new peak."""
-        self.peak = self.live
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -40,8 +40,7 @@ from lmtool.training.length import (
     N_VALIDATIONS,
     UNKNOWN_STEPS,
     TimedFirstSteps,
-    count_epoch_steps,
-    count_token_steps,
+    list_step_limits_by_data,
 )
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import TrainingPlan, is_for_tables
@@ -143,33 +142,42 @@ def forecast_training(
     choices = plan.choice.splitlines()
     rows, memory, fits = work.choose_fitting_micro_batch()
     seconds, basis = work.measure_or_estimate_step_seconds(utilisation, fits)
-    steps = work.count_training_steps(seconds)
+    steps = recipe.training.steps
+    if not work.has_table or recipe.training.minutes is not None:
+        # of several limits the one that ends first, as in training
+        steps = min(work.list_step_limits(seconds), default=steps)
     n_examples = steps * batch_size
     if data is not None and isinstance(recipe.optimizer, Lbfgs):  # reads all in a step
         n_examples = steps * data.per_epoch
+    every = recipe.evaluation.every
+    if recipe.training.has_budget and not (work.is_for_tables and recipe.training.minutes is None):
+        every = min(every, math.ceil(steps / N_VALIDATIONS))
+    total_seconds = None
+    if seconds is not None:
+        total_seconds = steps * seconds + math.ceil(steps / every) * work.estimate_validation_seconds(seconds)
     parameters = work.n_parameters or work.held.parameters
     return TrainingForecast(
-        spec.title,
-        work.vocab_size,
-        parameters,
-        round(work.training_flops_per_row / spec.context),
-        work.devices.name,
-        n_devices,
-        work.devices.precision,
-        work.devices.memory,
-        memory,
-        rows,
-        -(-work.rows_per_device // rows),
-        fits,
-        steps,
-        n_examples,
-        None if work.is_for_tables else n_examples * spec.context,
-        None if data is None else n_examples / data.per_epoch,
-        seconds,
-        basis,
-        None if seconds is None else steps * seconds + work.estimate_seconds_of_all_validations(seconds, steps),
-        None if work.is_for_tables else TOKENS_PER_PARAMETER * parameters,
-        (*_list_forecast_assumptions(work, seconds, is_vocab_size_assumed=vocab_size is None), *choices),
+        title=spec.title,
+        vocab_size=work.vocab_size,
+        parameters=parameters,
+        flops_per_token=round(work.training_flops_per_row / spec.context),
+        device=work.devices.name,
+        n_devices=n_devices,
+        precision=work.devices.precision,
+        memory=work.devices.memory,
+        footprint=memory,
+        rows=rows,
+        micro_batches=-(-work.rows_per_device // rows),
+        fits=fits,
+        steps=steps,
+        examples=n_examples,
+        tokens=None if work.is_for_tables else n_examples * spec.context,
+        epochs=None if data is None else n_examples / data.per_epoch,
+        step_seconds=seconds,
+        basis=basis,
+        seconds=total_seconds,
+        optimal_tokens=None if work.is_for_tables else TOKENS_PER_PARAMETER * parameters,
+        notes=(*_list_forecast_assumptions(work, seconds, is_vocab_size_assumed=vocab_size is None), *choices),
     )
 
 
@@ -197,21 +205,6 @@ def _list_forecast_assumptions(
         yield f"the number of steps depends on the {kind}; {training.steps:,} are assumed where none is named"
     if isinstance(objective, HeadSpec) and not workload.n_parameters:
         yield "the labels depend on the table; the head for them is not among the parameters"
-
-
-class _MicroBatch(NamedTuple):
-    """Rows of a micro-batch, their memory, and whether it fits the device; None for what is unknown."""
-
-    n_rows: int
-    memory: MemoryEstimate | None
-    fits: bool | None
-
-
-class _StepSecondsWithSource(NamedTuple):
-    """Seconds of a training step, None if unknown, and what they come from, or why they are unknown."""
-
-    seconds: float | None
-    basis: str
 
 
 class _TrainingWorkload:
@@ -297,13 +290,14 @@ class _TrainingWorkload:
             flops += tree.flops - (1 - scored) * head
         return 3.0 * flops
 
-    def choose_fitting_micro_batch(self) -> _MicroBatch:
-        """Returns the micro-batch of a training, which halves it when memory runs out."""
+    def choose_fitting_micro_batch(self) -> tuple[int, MemoryEstimate | None, bool | None]:
+        """Returns the rows of a training's micro-batch, which is halved when memory runs out, their memory, and whether
+        it fits the device; None for what is unknown."""
         training, memory = self.recipe.training, self.devices.memory
         rows = min(training.rows_per_process(self.devices.count), self.rows_per_device)
         if not self.is_traced:
             fits = None if memory is None else self.held.sum <= USABLE_MEMORY_FRACTION * memory
-            return _MicroBatch(rows, None, fits)
+            return rows, None, fits
         while True:
             make_batch = partial(self.make_micro_batch_to_trace, accumulates=rows < self.rows_per_device)
             taken = estimate_training_memory_per_device(
@@ -311,7 +305,7 @@ class _TrainingWorkload:
             )
             fits = None if memory is None else taken.peak <= USABLE_MEMORY_FRACTION * memory
             if fits is not False or rows == 1 or training.micro_batch != "auto":
-                return _MicroBatch(rows, taken, fits)
+                return rows, taken, fits
             rows //= 2
 
     def measure_median_step_seconds(self, compute: ExecutionContext, n_rows: int) -> float:
@@ -334,14 +328,17 @@ class _TrainingWorkload:
         steps = _train_and_time_later_steps(lm, objective, examples, recipe, compute)
         return statistics.median(step.seconds for step in steps)
 
-    def measure_or_estimate_step_seconds(self, utilisation: float, fits: bool | None) -> _StepSecondsWithSource:
-        """Measures steps on this machine, or computes their time from the peak of a named kind of device."""
+    def measure_or_estimate_step_seconds(self, utilisation: float, fits: bool | None) -> tuple[float | None, str]:
+        """Measures steps on this machine, or computes their time from the peak of a named kind of device.
+
+        Returns the seconds of a step, None if unknown, and what they come from, or why they are unknown.
+        """
         training, n_devices, row_flops = self.recipe.training, self.devices.count, self.training_flops_per_row
         if (peak := self.devices.peak_flops) is not None:
             if not self.is_traced:
-                return _StepSecondsWithSource(None, "look-ups take longer than products in this model")
+                return None, "look-ups take longer than products in this model"
             basis = f"{100 * utilisation:g} % of {peak / 1e12:,.0f} TFLOP/s" + (" each" if n_devices > 1 else "")
-            return _StepSecondsWithSource(training.batch_size * row_flops / (n_devices * utilisation * peak), basis)
+            return training.batch_size * row_flops / (n_devices * utilisation * peak), basis
         for holds, why in (
             (fits is False, "it does not fit"),
             (n_devices > 1, "several devices are not measured here: name their kind with --device-kind"),
@@ -349,46 +346,26 @@ class _TrainingWorkload:
             (self.reads_features, "the model that it reads features of is not measured"),
         ):
             if holds:
-                return _StepSecondsWithSource(None, why)
+                return None, why
         compute = configure_compute(training.device, training.precision)
         n_rows = max(1, min(training.batch_size // 2, int(MAX_MEASURED_FLOPS / max(1.0, row_flops))))
         if 2 * n_rows >= training.batch_size or training.carry_state:
-            return _StepSecondsWithSource(self.measure_median_step_seconds(compute, training.batch_size), "measured")
-        one, two = (
-            self.measure_median_step_seconds(compute, n_rows),
-            self.measure_median_step_seconds(compute, 2 * n_rows),
-        )
+            return self.measure_median_step_seconds(compute, training.batch_size), "measured"
+        one, two = (self.measure_median_step_seconds(compute, n) for n in (n_rows, 2 * n_rows))
         # an update takes as long for any number of rows
         seconds = one + max(0.0, two - one) * (training.batch_size - n_rows) / n_rows
-        return _StepSecondsWithSource(seconds, f"measured with {2 * n_rows} rows")
+        return seconds, f"measured with {2 * n_rows} rows"
 
     def list_step_limits(self, step_seconds: float | None) -> list[int]:
         """Returns the steps that each known limit of the recipe allows: of epochs, tokens and minutes."""
-        training, limits = self.recipe.training, list[int]()
-        if training.epochs is not None and self.data is not None:
-            limits.append(count_epoch_steps(self.recipe, self.data.per_epoch, training.epochs))
-        if training.tokens is not None:
-            limits.append(count_token_steps(self.recipe, training.tokens))
-        if training.minutes is not None and step_seconds is not None:
-            limits.append(
-                max(
-                    1,
-                    int(
-                        (60 * training.minutes - N_VALIDATIONS * self._estimate_seconds_of_one_validation(step_seconds))
-                        / step_seconds
-                    ),
-                )
-            )
-        return limits
+        minutes = self.recipe.training.minutes
+        n_steps = [n for n, _ in list_step_limits_by_data(self.recipe, self.data)]
+        if minutes is not None and step_seconds is not None:
+            left = 60 * minutes - N_VALIDATIONS * self.estimate_validation_seconds(step_seconds)
+            n_steps.append(max(1, int(left / step_seconds)))
+        return n_steps
 
-    def count_training_steps(self, step_seconds: float | None) -> int:
-        """Returns the steps of a run: of several limits those of the one that ends first, as in training."""
-        training = self.recipe.training
-        if self.has_table and training.minutes is None:
-            return training.steps
-        return min(self.list_step_limits(step_seconds), default=training.steps)
-
-    def _estimate_seconds_of_one_validation(self, step_seconds: float) -> float:
+    def estimate_validation_seconds(self, step_seconds: float) -> float:
         """Estimates the time of a validation: a third of a training step for as many tokens or rows."""
         data, training = self.data, self.recipe.training
         if isinstance(data, TableData):
@@ -396,13 +373,6 @@ class _TrainingWorkload:
         wanted = self.recipe.evaluation.tokens
         n_tokens = (wanted or 0) if data is None else min(wanted or data.n_valid, data.n_valid)
         return n_tokens * step_seconds / (3 * training.batch_size * self.spec.context)
-
-    def estimate_seconds_of_all_validations(self, step_seconds: float, n_training_steps: int) -> float:
-        """Estimates the time of all validations."""
-        every = self.recipe.evaluation.every
-        if self.recipe.training.has_budget and not (self.is_for_tables and self.recipe.training.minutes is None):
-            every = min(every, math.ceil(n_training_steps / N_VALIDATIONS))
-        return math.ceil(n_training_steps / every) * self._estimate_seconds_of_one_validation(step_seconds)
 
 
 class _RandomTokenStore:
@@ -430,17 +400,15 @@ class _RandomTokenStore:
 def _train_and_time_later_steps(
     scratch_lm: LanguageModel, objective: Objective, examples: ExampleSource, recipe: Recipe, compute: ExecutionContext
 ) -> list[CompletedStep]:
-    """Trains a scratch model for some steps, and returns the later half. None where the loss is not finite."""
+    """Trains a scratch model for some steps, and returns the later half; of those before a loss that is not finite."""
     for parameter in objective.unused_parameters(scratch_lm):
         parameter.requires_grad_(False)
     # as many weights as are trained in the end
     optimizers = Optimizers(
         recipe.optimizer, scratch_lm, compute, recipe.tuning.with_unvalidated_values({"unfreeze_every": None})
     )
-    endless, first = (
-        recipe.with_unvalidated_values({"training.steps": UNKNOWN_STEPS}),
-        TimedFirstSteps(ESTIMATE_SECONDS),
-    )
+    endless = recipe.with_unvalidated_values({"training.steps": UNKNOWN_STEPS})
+    first = TimedFirstSteps(ESTIMATE_SECONDS)
     with suppress(NumericalError):
         for step in fit(ModelAndOptimizers(scratch_lm, objective, optimizers), examples, endless, compute):
             if first.add_and_check_enough(step, compute.world):

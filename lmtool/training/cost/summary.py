@@ -194,10 +194,8 @@ def _summarize_stack(name: str, stack: Stack, spec: Transformer, n_tokens: int, 
         if spec.share_layers and first:
             parts = map(_without_weights, parts)
         layers.append(ModelPart("layer", "", times=stop - first, children=tuple(parts)))
-    below, above = (
-        _summarize_nonempty_module("position", stack.position, _InputSizes(n_tokens), 1),
-        _summarize_nonempty_module("norm", stack.norm, _InputSizes(n_tokens), 1),
-    )
+    below = _summarize_nonempty_module("position", stack.position, _InputSizes(n_tokens), 1)
+    above = _summarize_nonempty_module("norm", stack.norm, _InputSizes(n_tokens), 1)
     equal = groupby(layers, lambda layer: replace(layer, times=1))
     merged = (replace(one, times=sum(layer.times for layer in group)) for one, group in equal)
     return ModelPart(name, "", children=(*below, *merged, *above))
@@ -225,19 +223,19 @@ def _summarize_nonempty_module(
             flops = 2 * sizes.positions * sum(weight.numel() for weight in weights)
             yield ModelPart(name, shape, sum(p.numel() for p in module.parameters()), flops)
         case _:
-            below = chain.from_iterable(
-                _summarize_nonempty_module(key, child, _child_input_sizes(key, module, sizes), n_layers)
-                for key, child in module.named_children()
-            )
+            below: list[ModelPart] = []
+            for key, child in module.named_children():
+                read = sizes
+                if isinstance(module, RecurrentEncoder):
+                    read = _InputSizes(1 if key == "bridge" else sizes.source)
+                elif isinstance(module, CrossAttention) and key == "kv":
+                    read = _InputSizes(sizes.source)
+                below += _summarize_nonempty_module(key, child, read, n_layers)
             parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
             shape, flops = _own_shape_and_flops(module, sizes)
             part = ModelPart(name, shape, parameters, flops, children=tuple(below))
-            if (
-                part.parameters
-                or part.flops
-                or type(module) in WEIGHTLESS_PARTS
-                or isinstance(module, RecurrentEncoder)
-            ):
+            is_shown = type(module) in WEIGHTLESS_PARTS or isinstance(module, RecurrentEncoder)
+            if part.parameters or part.flops or is_shown:
                 yield part
 
 
@@ -247,9 +245,8 @@ def _summarize_repeated_layers(
     """Yields the layers, all from the second on as the last one that was built."""
     if not len(modules):
         return
-    (first,), (last,) = (
-        _summarize_nonempty_module("layer", module, sizes, n_layers) for module in (modules[0], modules[-1])
-    )
+    (first,) = _summarize_nonempty_module("layer", modules[0], sizes, n_layers)
+    (last,) = _summarize_nonempty_module("layer", modules[-1], sizes, n_layers)
     # a bridge has a map for each part of the state of each layer
     times = n_layers * len(modules) // min(n_layers, 2)
     if last != first:
@@ -272,13 +269,6 @@ def _summarize_sublayer(module: Sublayer, sizes: _InputSizes, n_layers: int) -> 
     )
 
 
-def _child_input_sizes(child_name: str, module: nn.Module, sizes: _InputSizes) -> _InputSizes:
-    """What a child of a module is applied to."""
-    if isinstance(module, RecurrentEncoder):
-        return _InputSizes(1 if child_name == "bridge" else sizes.source)
-    return _InputSizes(sizes.source) if isinstance(module, CrossAttention) and child_name == "kv" else sizes
-
-
 def _own_shape_and_flops(module: nn.Module, sizes: _InputSizes) -> tuple[str, int]:
     """The shape of a module, and its FLOPs without those of its children."""
     n = sizes.positions
@@ -296,10 +286,8 @@ def _own_shape_and_flops(module: nn.Module, sizes: _InputSizes) -> tuple[str, in
             shape = f"{table.shape[1]} -> {table.shape[0]}" + (_TIED if module.own is None else "")
             return shape, 2 * n * table.numel()
         case nn.Linear():
-            return (
-                f"{module.in_features} -> {' + '.join(map(str, output_widths(module)))}",
-                2 * n * module.weight.numel(),
-            )
+            shape = f"{module.in_features} -> {' + '.join(map(str, output_widths(module)))}"
+            return shape, 2 * n * module.weight.numel()
         case _:
             weights = list(module.parameters(recurse=False))
             return WEIGHTLESS_PARTS.get(type(module), _format_shape(weights[0]) if weights else ""), 0

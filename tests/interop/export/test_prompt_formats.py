@@ -78,7 +78,7 @@ def rows(loaded: LoadedModel) -> list[tuple[list[int], list[int] | None]]:
     """Rows of a table, as training and evaluation read them."""
     turns = tuple(Message(role=role, content=text) for role, text in TURNS)
     if loaded.recipe.data.messages_column:
-        columns, items = Columns((), messages="messages"), [LabelledRow(("",), None, None, 1, turns)]
+        columns, items = Columns((), messages="messages"), [LabelledRow(("",), None, None, 1, messages=turns)]
     else:
         columns = Columns(("question",), target="answer")
         items = [LabelledRow((text,), None, "for the rain", i) for i, text in enumerate(TEXTS)]
