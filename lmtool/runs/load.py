@@ -34,6 +34,7 @@ from lmtool.recipe.spec.objective import (
     HeadSpec,
     Masked,
     ReplacedTokens,
+    Tagging,
 )
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import PretrainedStatesModelSpec
@@ -396,16 +397,24 @@ def _load_base_weights_and_explain_head(lm: LanguageModel, base: Reference, obje
             for new, old in zip(lm.dense.parameters(), pooler.parameters(), strict=True):
                 get_local_rows(new).copy_(get_local_rows(old))
     new_head = {name: t for name, t in lm.state_dict(keep_vars=True).items() if not name.startswith("body.")}
-    if not isinstance(base.recipe.objective, Classification):
+    if not isinstance(base.recipe.objective, HeadSpec):
         return None
-    same_labels = isinstance(objective, Classification) and (
-        (objective.task, objective.labels) == (base.recipe.objective.task, base.recipe.objective.labels)
-    )
+    same_labels = _get_task_and_labels(objective) == _get_task_and_labels(base.recipe.objective)
     if same_labels and head == {name: t.shape for name, t in new_head.items()}:
         for name, parameter in new_head.items():
             _check_finite(name, _copy_local_rows_(parameter, tensors, name), checkpoint)
         return "the head is reused, since the labels are the same"
     return "the head is new, since the labels differ from those of the run"
+
+
+def _get_task_and_labels(objective: AnyObjective) -> tuple[str, tuple[str, ...]]:
+    """Returns what a head predicts: the scores of equal heads mean the same."""
+    match objective:
+        case Classification(task=task, labels=labels):
+            return task, labels
+        case Tagging(labels=labels):
+            return "tagging", labels
+    return objective.kind, ()
 
 
 def _format_shape(tensor: Tensor | None) -> str:

@@ -125,6 +125,41 @@ def test_another_task_takes_the_body_and_gets_a_new_head(work: Work, base: Path)
     assert "head.weight" in changed(dict(learnt), begun)
 
 
+TAGGED = "".join(f"the DET\n{noun} NOUN\n\n" for noun in ["cat", "dog", "sun", "hat"] * 10)
+ANSWERED = [
+    {
+        "id": str(i),
+        "question": "who ran?",
+        "context": f"the {noun} ran home",
+        "answers": {"text": [noun], "answer_start": [4]},
+    }
+    for i, noun in enumerate(["cat", "dog", "sun", "hat"] * 10)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "other"),
+    [
+        ("tags.conll", TAGGED, TAGGED.replace("NOUN", "NAME")),
+        ("answers.jsonl", "".join(json.dumps(row) + "\n" for row in ANSWERED), TAGGED),
+    ],
+)
+def test_heads_of_words_and_spans_are_reused_for_the_same_labels(
+    work: Work, base: Path, name: str, content: str, other: str
+) -> None:
+    table = work.folder / name
+    table.write_text(content)
+    work.finetune(source=base, table=table, name="first")
+    kept = ("tuning.freeze=body", "optimizer.lr=1e-9", "checkpoint.keep_last=9")
+    events = work.finetune(*kept, source=work.run("first"), table=table, name="second")
+    assert "the head is reused, since the labels are the same" in warnings_in(events)
+    learnt, again = weights(work.run("first"), 12), weights(work.run("second"), 2)
+    assert torch.allclose(learnt["head.weight"], again["head.weight"], atol=1e-5)
+    (work.folder / "other.conll").write_text(other)
+    events = work.finetune(*kept, source=work.run("first"), table=work.folder / "other.conll", name="third")
+    assert "the head is new, since the labels differ from those of the run" in warnings_in(events)
+
+
 def test_embeddings_can_stay(work: Work, base: Path) -> None:
     events = work.finetune("tuning.freeze=embeddings", HOT, "checkpoint.keep_last=9", source=base)
     (plan,) = of_kind(events, TrainingStarted)
