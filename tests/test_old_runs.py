@@ -13,7 +13,7 @@ from lmtool.runs import paths
 from lmtool.runs.directory import Run
 from tests.cli.conftest import lmtool  # noqa: F401 - a fixture
 from tests.support.cases import nightly_but
-from tests.support.make_runs import COMMANDS, RUNS, texts
+from tests.support.make_runs import COMMANDS, RUNS, make, texts
 
 VERSIONS = sorted(folder.name for folder in RUNS.iterdir())
 TABLES = {"classifier": "reviews.csv", "lora": "reviews.csv", "embedding": "pairs.csv"}
@@ -38,6 +38,15 @@ def test_there_are_runs_of_each_kind():
         for name in kept:
             assert Run.open(RUNS / version / name).info.sessions[-1].environment["lmtool"] == version
     assert sum(path.stat().st_size for path in RUNS.rglob("*") if path.is_file()) < 500_000 * len(VERSIONS)
+
+
+@pytest.mark.slow
+def test_runs_of_this_version_can_be_made(tmp_path):
+    make(tmp_path / "made")
+    for name in COMMANDS:
+        info = Run.open(tmp_path / "made" / name).info
+        assert info.sessions[-1].environment["processor"] == "any"
+        assert info.base is None or str(info.base.path).startswith("/elsewhere/")
 
 
 @pytest.mark.parametrize("name", nightly_but(COMMANDS, "ngram", "encoder-decoder"))

@@ -94,11 +94,13 @@ class SquadFile(TextRowFile):
                 impossible = qa.get("is_impossible") is True
                 answers = [] if impossible and qa.get(ANSWERS) is None else qa.get(ANSWERS)
                 values = (*map(clean_text, (qa.get("id"), qa.get(QUESTION), context)), answers)
-                fault = find_field_fault(values, None, self.field_limit)
-                for name, value in ((CONTEXT, values[2]), (QUESTION, values[1])):
+                for name, value in ((QUESTION, values[1]), (CONTEXT, values[2])):
                     if not isinstance(value, str):
                         what = f"the {name} is {'missing' if value is None else type(value).__name__}, not text"
-                        fault = RecordFault("wrong type", what, "write text", None, name)
+                        fault: RecordFault | None = RecordFault("wrong type", what, "write text", None, name)
+                        break
+                else:
+                    fault = find_field_fault(values, None, self.field_limit)
                 if fault is None and impossible and answers:
                     what = "the question is_impossible, and has an answer"
                     fault = RecordFault("impossible question", what, "remove one of the two", None, ANSWERS)

@@ -178,7 +178,8 @@ def open_and_split_texts(
 
     scanned: see `tokenize_data`, which raises the same errors.
     """
-    texts, resolved, alone_or_mixed = [], [], [data]
+    texts, resolved = [], []
+    alone_or_mixed = [data]
     if data.mixture:
         # all texts are split and streamed alike
         split = "slice" if data.split == "slice" else "document"

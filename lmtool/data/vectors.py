@@ -95,9 +95,8 @@ class VectorFile:
         vectors: dict[str, NDArray[np.float32]] = {}
         n_repeated = n_words = 0
         with convert_read_errors(self.path), open_decompressed(self.path) as file:
-            for where, word, numbers in (self._read_binary_vectors if self.is_binary else self._read_text_vectors)(
-                file
-            ):
+            stored = self._read_binary_vectors(file) if self.is_binary else self._read_text_vectors(file)
+            for where, word, numbers in stored:
                 n_words += 1
                 if word in vectors:
                     n_repeated += 1

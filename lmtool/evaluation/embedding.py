@@ -160,8 +160,10 @@ def embed_encoded_texts(
         pairs = zip(hidden_BTD, group, strict=True)
         return None, [_pool_hidden_states(hidden_TD, row, pool).numpy() for hidden_TD, row in pairs]
 
-    lengths, n = [(len(row.tokens),) for row in rows], EMBEDDING_BATCH_TOKENS
-    evaluated = evaluate_items(loaded.model, lengths, read, loaded.compute, max_tokens=n, dtype=np.float32)
+    lengths = [(len(row.tokens),) for row in rows]
+    evaluated = evaluate_items(
+        loaded.model, lengths, read, loaded.compute, max_tokens=EMBEDDING_BATCH_TOKENS, dtype=np.float32
+    )
     for row, vectors in zip(rows, evaluated.arrays, strict=True):
         yield TextEmbedding(row.number, row.words if pool == "none" else None, vectors)
 

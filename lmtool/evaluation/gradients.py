@@ -180,9 +180,13 @@ def measure_state_contraction(lm: LanguageModel, tokens: Sequence[int], seed: in
     measured = list(takewhile(lambda d: ROUNDING_SHARE * distances[0] < d < math.inf, distances))
     rate = (measured[-1] / measured[0]) ** (1 / max(1, len(measured) - 1))
     bounds = distances[0] * torch.tensor(rate, dtype=torch.float64) ** torch.arange(len(distances))
-    figures = (distances, bounds.tolist(), largest)
-    finite_distances, finite_bounds, finite_largest = map(_replace_non_finite, figures)
-    return StateContraction([], finite_distances, rate, finite_bounds, finite_largest)
+    return StateContraction(
+        tokens=[],
+        distances=_replace_non_finite(distances),
+        rate=rate,
+        bounds=_replace_non_finite(bounds.tolist()),
+        largest=_replace_non_finite(largest),
+    )
 
 
 def _join_states(state: DecodeState) -> Tensor:

@@ -104,6 +104,7 @@ def evaluate_items(
     # a process with fewer batches than another joins that to keep step
     n_idle = max(len(make_batches(rank)) for rank in range(world.size)) - len(batches) if world.is_lockstep else 0
     n_tokens = [sum(sum(lengths[i]) ** (1 if one_pass else 2) for i in batch) for batch in batches]
+    n_all_tokens = sum(n_tokens)
     total = torch.zeros((), dtype=compute.widest_dtype, device=compute.device)
     count = torch.zeros((), dtype=torch.int64, device=compute.device)
     parts = torch.zeros(len(metrics), 2, dtype=compute.widest_dtype, device=compute.device)
@@ -112,7 +113,7 @@ def evaluate_items(
     # sharded weights are gathered here, and inference tensors could not be trained afterwards
     mode = torch.no_grad if world.is_lockstep else torch.inference_mode
     with evaluation_mode(model):
-        report("measuring", done, sum(n_tokens))
+        report("measuring", done, n_all_tokens)
         for batch, n in zip(batches, n_tokens, strict=True):
             with mode(), compute.autocast():
                 loss, new = read(batch)
@@ -124,7 +125,7 @@ def evaluate_items(
             if new:
                 arrays.update(zip(batch, new, strict=True))
             done += n
-            report("measuring", done, sum(n_tokens))
+            report("measuring", done, n_all_tokens)
         for _ in range(n_idle):
             with mode(), compute.autocast():
                 read(batches[0][:1] if batches else [0])

@@ -84,7 +84,8 @@ class _ScoringRow:
             return self
         cut = max(0, len(self.tokens) - n_positions)
         prefix = None if self.prefix is None else max(0, self.prefix - cut)
-        source, positions = self.source and self.source[-n_positions:], [at - cut for at in self.positions]
+        source = self.source and self.source[-n_positions:]
+        positions = [at - cut for at in self.positions]
         return _ScoringRow(self.tokens[cut:], positions, self.targets, source, prefix, is_cut=True)
 
 

@@ -7,7 +7,7 @@ Shapes: V vocabulary.
 
 from collections.abc import Collection
 from functools import cached_property, lru_cache
-from itertools import islice, takewhile
+from itertools import takewhile
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary, WeakMethod, WeakValueDictionary
@@ -57,28 +57,42 @@ class FormState:
         self._lock = RLock()  # a matcher serves one thread at a time
         self._following: WeakValueDictionary[tuple[int, ...], FormState] = WeakValueDictionary()
 
-    def with_tokens(self, *tokens: int) -> "FormState":
-        """Returns the place after an allowed token, or after several forced ones; an end token changes nothing.
+    def with_token(self, token: int) -> "FormState":
+        """Returns the place after an allowed token; an end token changes nothing."""
+        following = self._following.get((token,))
+        if following is None:
+            spellings = self._vocabulary.list_spelling_ids(token, at_text_start=self._at_text_start)
+            with self._lock:
+                spelling = next(filter(self._can_follow, spellings), None)
+            if spelling is None:
+                return self
+            following = self._add_following((token,), [spelling])
+        self._share_completing_tokens((token,), following)
+        return following
 
-        The places between forced tokens are not made, because their copies would take long.
-        """
+    def with_forced_tokens(self, tokens: tuple[int, ...]) -> "FormState":
+        """Returns the place after forced tokens, without making those between, whose copies would take long."""
         following = self._following.get(tokens)
         if following is None:
-            with self._lock:
-                spellings = tokens
-                if len(tokens) == 1:
-                    possible = self._vocabulary.list_spelling_ids(*tokens, at_text_start=self._at_text_start)
-                    spellings = tuple(islice(filter(self._can_follow, possible), 1))
-                if not spellings:
-                    return self
-                matcher = self._matcher.deep_copy()
-            matcher.consume_tokens(list(spellings))
-            following = FormState(self.form, self._vocabulary, matcher, self._vocabulary.pieces[spellings[-1]])
-            self._following[tokens] = following
-        rest = vars(self).get("completing_tokens") or ()
-        if rest[: len(tokens)] == tokens and len(rest) > len(tokens):  # its closing sequence is at most the rest
-            following._cache_completing_tokens_if_shorter(rest[len(tokens) :])
+            following = self._add_following(tokens, list(tokens))
+        self._share_completing_tokens(tokens, following)
         return following
+
+    def _add_following(self, tokens: tuple[int, ...], spellings: list[int]) -> "FormState":
+        """Makes and caches the place after tokens. spellings: what the matcher reads in their place."""
+        with self._lock:
+            matcher = self._matcher.deep_copy()
+        matcher.consume_tokens(spellings)
+        following = FormState(self.form, self._vocabulary, matcher, self._vocabulary.pieces[spellings[-1]])
+        self._following[tokens] = following
+        return following
+
+    def _share_completing_tokens(self, tokens: tuple[int, ...], following: "FormState") -> None:
+        """If the closing sequence of this place begins with these tokens, that of the following one is at most the
+        rest."""
+        rest = vars(self).get("completing_tokens") or ()
+        if rest[: len(tokens)] == tokens and len(rest) > len(tokens):
+            following._cache_completing_tokens_if_shorter(rest[len(tokens) :])
 
     def cache_allowed_tokens(self) -> None:
         """Computes and caches the allowed tokens. Raises UsageError if there are none and the text may not end."""
@@ -161,7 +175,7 @@ class FormState:
             token = int(np.where(state.allowed_V, rank_V, np.inf).argmin())
             used_V[token] += 1
             used_K[classes_V[token]] += classes_V[token] > 0
-            after = state.with_tokens(token)
+            after = state.with_token(token)
             if after is state or len(tokens) == MAX_CLOSING_TOKENS:
                 self.dead_end = state
                 return None
@@ -174,7 +188,7 @@ class FormState:
         closing = self.closing_tokens
         if closing and closing[0] == token:
             return len(closing) - 1 <= n_left
-        child = self.with_tokens(token)
+        child = self.with_token(token)
         if not (child.may_end or "completing_tokens" in vars(child)):
             child._cache_completing_suffix(closing or (), n_left)
         return child.closing_tokens is not None and len(child.closing_tokens) <= n_left

@@ -79,7 +79,7 @@ class _FormDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        self._form = self._form.with_tokens(token)
+        self._form = self._form.with_token(token)
         return self._utf8.decode(self._form.spelled)
 
     def flush(self) -> str:

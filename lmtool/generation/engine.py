@@ -334,7 +334,7 @@ class Engine:
         assert isinstance(state.strategy, Sampler)
         form = state.hypotheses[0].form
         assert form is not None
-        after = form.with_tokens(*(token.id for token in prefill.forced))
+        after = form.with_forced_tokens(tuple(token.id for token in prefill.forced))
         tokens: list[Token] = []
         for token in prefill.forced:
             extended = replace(state.hypotheses[0], form=None).with_token(token.id)

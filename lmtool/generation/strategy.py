@@ -43,7 +43,7 @@ class Hypothesis:
     def with_token(self, token: int) -> Self:
         """Returns the hypothesis extended by one token."""
         window = replace(self.window, tokens=(*self.window.tokens, token))
-        form = None if self.form is None else self.form.with_tokens(token)
+        form = None if self.form is None else self.form.with_token(token)
         return replace(self, window=window, text=(*self.text, token), n_generated=self.n_generated + 1, form=form)
 
     @property
@@ -216,7 +216,7 @@ class Sampler(Strategy):
         form = state.hypotheses[0].form
         if form is None or not form.form.complete or token in self.end_ids:
             return token
-        state.next_form = form.with_tokens(token)
+        state.next_form = form.with_token(token)
         if form.can_close_after(token, state.request.params.max_new_tokens - state.n_steps - 1):
             return token
         if form.may_end and self.end_ids:

@@ -373,21 +373,25 @@ def current_time() -> str:
     return datetime.now(UTC).isoformat()
 
 
+def get_processor_name() -> str:
+    """Returns the name of the processor as the system knows it."""
+    with suppress(OSError):
+        if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE):
+            return match[1].strip()
+    return platform.processor() or platform.machine()
+
+
 def describe_environment(device: str) -> dict[str, object]:
     """Returns what results may depend on besides recipe and data. device: as named by torch, "cpu" or "cuda:0"."""
     import torch
 
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
-    processor = ""
-    with suppress(OSError):
-        if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE):
-            processor = match[1].strip()
     return {
         "lmtool": __version__,
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
         "platform": platform.platform(),
-        "processor": processor or platform.processor() or platform.machine(),
+        "processor": get_processor_name(),
         "threads": torch.get_num_threads(),
         "device": device,
         "gpu": gpu,

@@ -193,15 +193,17 @@ def _write_shard_and_gather_entries(folder: Path, snapshot: CheckpointSnapshot, 
 
 
 def _write_and_digest(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-    digest = hashlib.sha256()
+    digest, size = hashlib.sha256(), 0
 
-    def digest_chunks() -> Iterator[bytes | memoryview]:
+    def measure_chunks() -> Iterator[bytes | memoryview]:
+        nonlocal size
         for chunk in chunks:
+            size += len(chunk)
             digest.update(chunk)
             yield chunk
 
-    durable.write_new_file(path, digest_chunks())
-    return FileEntry(path.stat().st_size, digest.hexdigest())
+    durable.write_new_file(path, measure_chunks())
+    return FileEntry(size, digest.hexdigest())
 
 
 def prune_checkpoints(

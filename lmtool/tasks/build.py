@@ -68,8 +68,10 @@ def build_task(
     spec = recipe.objective
     if isinstance(spec, Classification) and spec.task == "auto":
         raise ValueError("the labels have not been inferred from the table yet")
-    task: Any = get_task_class(spec, len(columns.texts))
-    if task is TextToTextTask:
-        return TextToTextTask(recipe, prompt_format, task_name, columns, labels)
-    built: Task = task(prompt_format, spec)
-    return built
+    task_class: Any = get_task_class(spec, len(columns.texts))
+    task: Task
+    if issubclass(task_class, TextToTextTask):
+        task = task_class(recipe, prompt_format, task_name, columns, labels)
+    else:
+        task = task_class(prompt_format, spec)
+    return task

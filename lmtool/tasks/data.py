@@ -59,7 +59,6 @@ class TableData:
 
     Args:
         objective: of the examples.
-
         split: the held-out rows, as saved in the run; None if validation tables were given.
         batch_size: rows of a step.
         seed: of the order, and of the folds.

@@ -293,31 +293,31 @@ def _make_row_parser(
             raise table.row_error(error.kind, error.what, row.number, row.line, at, error.fix) from None
 
     def parse_row(row: Row) -> LabelledRow:
-        place = row.number, row.line
+        empty = LabelledRow((), None, None, row.number, row.line)
         if columns.messages is not None:
             tools = () if columns.tools is None else parse(row, columns.tools, parse_tools)
             messages = parse(row, columns.messages, parse_and_trim_conversation, has_answers, chat, tools)
             read = messages[:-1] if has_answers else messages
             text = "\n".join(f"{message['role']}: {message['content']}" for message in read)
             target = messages[-1]["content"] if has_answers else None
-            return LabelledRow((text,), None, target, *place, messages, tools=tools)
+            return empty._replace(texts=(text,), target=target, messages=messages, tools=tools)
         if columns.kind == "words":
             words = parse(row, columns.texts[-1], parse_words)
             tags = None if columns.label is None else parse(row, columns.label, parse_tags, len(words))
-            return LabelledRow(words, tags, None, *place)
+            return empty._replace(texts=words, label=tags)
         texts = tuple([parse(row, name, parse_text) for name in columns.texts])
         if columns.kind == "questions":
             answers = None if columns.label is None else parse(row, columns.label, parse_answers, texts[1])
-            return LabelledRow(texts, None, None, *place, answers=answers)
+            return empty._replace(texts=texts, answers=answers)
         if columns.input is not None and (more := parse(row, columns.input, parse_text)).strip():
             texts = (f"{texts[0]}\n\n{more}",)
         if columns.label is None and columns.target is None:
-            return LabelledRow(texts, None, None, *place)
+            return empty._replace(texts=texts)
         if not any(text.strip() for text in texts):
-            raise table.row_error("empty text", "the text is empty", *place, columns.texts[0], "fill it")
+            raise table.row_error("empty text", "the text is empty", row.number, row.line, columns.texts[0], "fill it")
         if columns.target is not None:
-            return LabelledRow(texts, None, parse(row, columns.target, parse_nonblank_text), *place)
-        return LabelledRow(texts, parse(row, str(columns.label), parse_label_or_empty), None, *place)
+            return empty._replace(texts=texts, target=parse(row, columns.target, parse_nonblank_text))
+        return empty._replace(texts=texts, label=parse(row, str(columns.label), parse_label_or_empty))
 
     return parse_row
 
@@ -368,8 +368,8 @@ class _LabelParser:
                 what = f"the {noun} {quote(name, 40)} is not among those of the training data"
                 raise CellError("label unseen in training", what, fix)
         except CellError as error:
-            place = item.row, item.line, self._columns.label
-            raise self._table.row_error(error.kind, error.what, *place, error.fix) from None
+            label_column = self._columns.label
+            raise self._table.row_error(error.kind, error.what, item.row, item.line, label_column, error.fix) from None
         return item._replace(label=label)
 
     def _parse_label(self, cell: LabelCell) -> Label:

@@ -301,17 +301,22 @@ ANNOTATED_ROLES: dict[RowKind, tuple[ColumnRole, ...]] = {
         ColumnRole("label", ("answers",), TableSample.has_answers),
     ),
 }
-SOURCE_TARGET_ROLES: list[tuple[ColumnRole, ...]] = [
+
+
+def _make_pair_roles(source: str, target: str) -> tuple[ColumnRole, ...]:
+    """Returns the roles of a source and its target, by the names of their columns."""
+    accepts = TableSample.has_free_texts if target == "answer" else TableSample.has_varying_texts
+    return ColumnRole("texts", (source,), TableSample.has_varying_texts), ColumnRole("target", (target,), accepts)
+
+
+SOURCE_TARGET_ROLES = [
     (
         ColumnRole("texts", ("question",), TableSample.has_texts),
         ColumnRole("input", ("context",), TableSample.has_texts),
         ColumnRole("target", ("answer",), TableSample.has_free_texts),
-    )
+    ),
+    *(_make_pair_roles(source, target) for source, target in SOURCE_TARGET_NAMES),
 ]
-for _source, _target in SOURCE_TARGET_NAMES:
-    _accepts = TableSample.has_free_texts if _target == "answer" else TableSample.has_varying_texts
-    _roles = ColumnRole("texts", (_source,), TableSample.has_varying_texts), ColumnRole("target", (_target,), _accepts)
-    SOURCE_TARGET_ROLES.append(_roles)
 
 
 def _is_subsequence(short: Sequence[str], long: Sequence[str]) -> bool:
@@ -436,7 +441,7 @@ def _choose_related_columns(sample: TableSample, named: Data, labelled: bool) ->
     """Chooses the columns of related texts, or of one text with a label."""
     by_user = _get_named_texts(named)
     texts = by_user or _find_related_text_columns(sample)
-    label = named.label_column
+    label = named.label_column or None
     if label is None and labelled:
         label = find_conventional_column(sample.names, LABEL_NAMES, exclude=texts)
     if not texts:
@@ -522,8 +527,12 @@ def _find_language_pair_columns(sample: TableSample) -> tuple[str, ...]:
     languages = [name for name in sample.names if normalize_name(name) in LANGUAGE_NAMES]
     if len(languages) == 2:
         return tuple(languages)
-    words = {name: split_column_name(name) for name, cells in sample.cells.items() if are_certainly_texts(cells)}
-    for one, two in combinations(filter(words.get, words), 2):
+    words = {
+        name: split_column_name(name)
+        for name, cells in sample.cells.items()
+        if get_last_word(name) and are_certainly_texts(cells)
+    }
+    for one, two in combinations(words, 2):
         (first, *rest), (second, *others) = words[one], words[two]
         is_pair = (first, second) in SOURCE_TARGET_NAMES or {first, second} <= LANGUAGE_NAMES
         if is_pair and rest and rest == others and rest[-1] not in METADATA_SUFFIXES:
@@ -565,22 +574,14 @@ def _choose_source_target_columns(sample: TableSample, named: Data, labelled: bo
 
 
 def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool) -> Columns:
-    """Chooses the columns of texts and of their label by name, else by cells.
-
-    Raises DataError if a column with the name of a text holds lists or objects, and as `choose_columns` does.
-    """
-    texts, label, ignored = named.text_columns, named.label_column, tuple[str, ...]()
+    """Chooses the columns of texts and of their label by name, else by cells."""
+    texts, label, ignored = named.text_columns, named.label_column or None, tuple[str, ...]()
     reasons = dict.fromkeys((*texts, *filter(None, [label])), BY_USER)
     if labelled and label is None and (label := _find_label_column_by_name(sample, texts)):
         reasons[label] = BY_NAME
     if not texts:
-        usual = {*TEXT_NAMES, *chain(*TEXT_PAIR_NAMES, *SOURCE_TARGET_NAMES)} - {*LABEL_NAMES}
-        for name in set(sample.names) - {label} if labelled else ():
-            is_usual = normalize_name(name) in usual or normalize_name(name).removesuffix("s") in usual
-            if is_usual and any(isinstance(cell, list | dict) for cell in sample.filled_cells(name)):
-                what = f"{quote(name)} holds lists or objects, not texts"
-                fix = "name the texts with --text-column, and the label with --label-column"
-                raise DataError(what, where=display_path(sample.table.path), fix=fix)
+        if labelled:
+            _refuse_lists_as_texts(sample, label)
         texts, ignored = _find_read_and_ignored_text_columns_by_name(sample, label, labelled)
         if labelled and label is None and ignored and len(texts) == 1 and normalize_name(texts[0]) not in TEXT_NAMES:
             texts = ()  # either column may be the text
@@ -592,10 +593,11 @@ def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool)
         # With a header a column of prose may be about another one, and is then named.
         if len(prose) <= 1 or not sample.has_header:
             texts = tuple(name for name in sample.names if name in prose)
-            reasons |= dict.fromkeys(texts, "holds sentences")
+            reasons |= dict.fromkeys(prose, "holds sentences")
     if labelled and label is None:
         label, reason = _find_label_column_by_cells(sample, texts)
-        reasons |= {label: reason} if label else {}
+        if label is not None:
+            reasons[label] = reason
     if not texts and (label or not labelled):
         rest = [name for name in sample.names if name != label and not are_certainly_no_texts(sample.cells[name])]
         texts = tuple(rest) if len(rest) == 1 and not sample.count_possible_classes(rest[0]) else ()
@@ -639,6 +641,17 @@ def _find_other_texts(sample: TableSample, read: Sequence[str]) -> tuple[str, ..
     prose = (name for name, cells in sample.cells.items() if name not in read and are_certainly_texts(cells))
     n_read = len(sample.drop_columns_with_repeated_texts(read))
     return tuple(sample.drop_columns_with_repeated_texts([*read, *prose])[n_read:])
+
+
+def _refuse_lists_as_texts(sample: TableSample, label: str | None) -> None:
+    """Raises DataError if a column with the name of a text holds lists or objects."""
+    usual = {*TEXT_NAMES, *chain(*TEXT_PAIR_NAMES, *SOURCE_TARGET_NAMES)} - {*LABEL_NAMES}
+    for name in set(sample.names) - {label}:
+        is_usual = normalize_name(name) in usual or normalize_name(name).removesuffix("s") in usual
+        if is_usual and any(isinstance(cell, list | dict) for cell in sample.filled_cells(name)):
+            what = f"{quote(name)} holds lists or objects, not texts"
+            fix = "name the texts with --text-column, and the label with --label-column"
+            raise DataError(what, where=display_path(sample.table.path), fix=fix)
 
 
 def _can_be_label(sample: TableSample, name: str) -> bool:
@@ -694,17 +707,20 @@ def _count_classes_by_column(sample: TableSample, texts: Sequence[str]) -> dict[
 
 def _find_label_column_by_cells(sample: TableSample, texts: Sequence[str]) -> tuple[str | None, str]:
     """Finds the only other column than the texts, unless it numbers rows or holds texts; or the only one of classes.
-    Without a header, finds the last column of the fewest classes. Returns the column and the reason.
+    Without a header, finds the last column of the fewest classes. Returns the column, if any, and the reason for it.
 
     Raises DataError for several, also if some are numbers with fractions, which may be labels.
     """
     rest = [name for name in sample.names if name not in texts]
     if sample.has_header and texts and len(rest) == 1:
-        (name,), cells = rest, sample.filled_cells(rest[0])
+        name = rest[0]
+        cells = sample.filled_cells(name)
         are_texts = len(cells) > MAX_INTEGER_CLASSES and are_certainly_texts(cells)
+        are_lists = any(isinstance(cell, list | dict) for cell in cells)
         has_id_name = get_last_word(name) in ID_SUFFIXES and not sample.count_possible_classes(name)
-        is_other = are_texts or has_id_name or any(isinstance(cell, list | dict) for cell in cells)
-        return None if is_other or _are_row_numbers(cells) else name, BY_ELIMINATION
+        if are_texts or are_lists or has_id_name or _are_row_numbers(cells):
+            return None, ""
+        return name, BY_ELIMINATION
     found = _count_classes_by_column(sample, texts)
     if sample.has_header and len(found) > 1:
         raise _ambiguous_label_error(sample, list(found))

@@ -112,7 +112,7 @@ class TaggingTask(Task):
             listed_spans = []
             for spans in (true_spans - predicted_spans, predicted_spans - true_spans):
                 in_order = sorted(spans, key=lambda span: span[1])
-                listed_spans.append(", ".join(f"{tag} {' '.join(words[i:stop])}" for tag, i, stop in in_order))
+                listed_spans.append(", ".join(f"{tag} {' '.join(words[start:stop])}" for tag, start, stop in in_order))
             missed, wrong = listed_spans
             text = " ".join(words)[:MAX_TEXT_CHARACTERS]
             listed.append({"row": rows[i].number, "label": missed, "predicted": wrong, "text": text})

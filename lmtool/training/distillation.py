@@ -115,7 +115,11 @@ def _check_same_task_and_rows(teacher: Reference, student_recipe: Recipe, tokeni
     if ours.kind != theirs.kind:
         what = f"the teacher was trained with objective {theirs.kind}, but the student has {ours.kind}"
         raise UsageError(what, where=TEACHER_KEY, fix=f"name a run with objective {ours.kind}")
-    if len({(one.task, one.labels) for one in (ours, theirs) if isinstance(one, Classification)}) > 1:
+    if (
+        isinstance(ours, Classification)
+        and isinstance(theirs, Classification)
+        and (ours.task, ours.labels) != (theirs.task, theirs.labels)
+    ):
         what = f"the teacher predicts {_describe_labels(theirs)}, but the table has {_describe_labels(ours)}"
         raise UsageError(what, where=TEACHER_KEY, fix="name a run that was fine-tuned on the same labels")
     if _describe_row_format(student_recipe, tokenizer) != _describe_row_format(teacher.recipe, teacher.tokenizer):

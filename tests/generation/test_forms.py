@@ -161,7 +161,7 @@ def test_what_may_follow_is_what_some_match_goes_on_with(pattern):
             here, alive = state, True
             for letter in text:
                 alive = alive and bool(here.allowed_V[letters[letter]])
-                here = here.with_tokens(letters[letter]) if alive else here
+                here = here.with_token(letters[letter]) if alive else here
             # a match of six letters or fewer exists for all that these patterns can be led to in three
             begun = {one for one in every if one.startswith(text)}
             assert alive or not begun
@@ -302,11 +302,11 @@ def test_closing_tokens_complete_the_form_and_there_are_none_where_it_may_end(fo
     for _ in range(20):
         closed = state
         for token in state.closing_tokens:
-            closed = closed.with_tokens(token)
+            closed = closed.with_token(token)
         assert closed.may_end
         assert state.may_end == (state.closing_tokens == ())
         if state.allowed_V.any():
-            state = state.with_tokens(chance.choice(state.allowed_V.nonzero()[0].tolist()))
+            state = state.with_token(chance.choice(state.allowed_V.nonzero()[0].tolist()))
 
 
 REFUSED = {

@@ -137,14 +137,14 @@ def test_formats_that_are_none_are_refused(server: Served, form: Any) -> None:
 
 def test_a_form_that_fails_ends_its_own_answer_only(server: Served, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does whose grammar takes too much."""
-    plus = constrained.FormState.with_tokens
+    plus = constrained.FormState.with_token
 
-    def failing(self: constrained.FormState, *tokens: int) -> constrained.FormState:
+    def failing(self: constrained.FormState, token: int) -> constrained.FormState:
         if self.form.source == "[xy]+":
             raise self.form.make_error("ParserTooComplex")
-        return plus(self, *tokens)
+        return plus(self, token)
 
-    monkeypatch.setattr(constrained.FormState, "with_tokens", failing)
+    monkeypatch.setattr(constrained.FormState, "with_token", failing)
 
     async def together() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=server.address, timeout=60) as client:

@@ -119,14 +119,16 @@ DONE = ["sat", "ran", "slept", "sang", "broke", "sank"]
 
 def run(words: Sequence[str], folder: Path) -> None:
     """A command of lmtool in a folder, in this process. The base of a run is named as one that has moved since."""
-    record = Reference.record
+    record = Reference.to_source_record
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("LMTOOL_RUNS", str(folder))
         patch.setattr(sys, "argv", ["lmtool", *words])
         patch.setattr(platform, "platform", lambda: "any")
-        patch.setattr(files, "_processor_name", lambda: "any")
-        patch.setattr(Reference, "record", lambda base: {**record(base), "path": f"/elsewhere/{base.run.name}"})
+        patch.setattr(files, "get_processor_name", lambda: "any")
+        patch.setattr(
+            Reference, "to_source_record", lambda base: {**record(base), "path": f"/elsewhere/{base.run.name}"}
+        )
         try:
             cli.main()
         except SystemExit as done:

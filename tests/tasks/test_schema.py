@@ -70,6 +70,7 @@ def test_usual_names(header: str, texts: list[str], label: str | None, target: s
         ("a,b", {"target_column": "b"}, ["a"], None, "b", True),
         ("id,src,tgt", {"source_column": "src"}, ["src"], None, "tgt", True),
         ("id,src,tgt", {"target_column": "tgt"}, ["src"], None, "tgt", True),
+        ("text,label", {"label_column": ""}, ["text"], "label", None, True),
         ("text,label", {"labelled": False}, ["text"], None, None, True),
         ("text,label", {"labelled": False, "text_columns": ["text"]}, ["text"], None, None, False),
         ("words", {"labelled": False}, ["words"], None, None, True),

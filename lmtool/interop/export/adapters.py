@@ -56,19 +56,19 @@ def export_peft_adapters(reference: str, output_folder: Path, dtype: ExportDtype
         weights[f"{PEFT_PREFIX}{module}.lora_A.weight"] = down_RI
         weights[f"{PEFT_PREFIX}{module}.lora_B.weight"] = up_OR
     converted = {name: exporting.cast_checking_overflow(name, tensor, dtype) for name, tensor in weights.items()}
-    base_name, revision, origin = None, None, base.run.info.origin
+    base_name = revision = None
+    origin = base.run.info.origin
     if origin is not None and origin.reference.startswith(HUB_PREFIX):
         # an imported model that was never trained here
         base_name, revision = parse_hub_reference(origin.reference)
         revision = origin.revision or revision
-    task_types = {"classification": "SEQ_CLS", "tagging": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
-    if not exportable.has_head:
-        task_types = {"past": "CAUSAL_LM", "source": "SEQ_2_SEQ_LM"}
+    task_type = {"past": "CAUSAL_LM", "source": "SEQ_2_SEQ_LM"}.get(exportable.model.reads)
+    if exportable.has_head:
+        task_types = {"classification": "SEQ_CLS", "tagging": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
+        task_type = task_types[exportable.recipe.objective.kind]
     config = {
         "peft_type": "LORA",
-        "task_type": task_types.get(
-            exportable.recipe.objective.kind if exportable.has_head else exportable.model.reads
-        ),
+        "task_type": task_type,
         "base_model_name_or_path": base_name or BASE_PLACEHOLDER,
         "revision": revision,
         "inference_mode": True,

@@ -71,10 +71,12 @@ def write_gguf(
     tensor_types = {}
     for name in names:
         shape = all_tensors[name].shape
-        is_divisible = shape[-1:] and shape[-1] % GGML_QUANT_SIZES[matrix_type][0] == 0
-        tensor_type = matrix_type if is_divisible else GGMLQuantizationType.F16
         if len(shape) < 2 or name == POSITION_TENSOR:
             tensor_type = GGMLQuantizationType.F32
+        elif shape[-1] % GGML_QUANT_SIZES[matrix_type][0]:
+            tensor_type = GGMLQuantizationType.F16
+        else:
+            tensor_type = matrix_type
         tensor_types[name] = tensor_type
         byte_shape = quant_shape_to_byte_shape(shape, tensor_type)
         writer.add_tensor_info(name, byte_shape, np.dtype(np.uint8), math.prod(byte_shape), tensor_type)
