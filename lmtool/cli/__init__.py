@@ -120,7 +120,7 @@ def main() -> None:
             try:
                 os.fsencode(argument)
             except UnicodeEncodeError as error:
-                # no shell passes one, and no file name or text contains one
+                # no shell passes a lone surrogate, and no file name or text contains one
                 what = "an argument is not valid text: it has a lone surrogate"
                 raise UsageError(what, where=argument, fix="leave it out") from error
         code = app(prog_name="lmtool", standalone_mode=False)

@@ -160,10 +160,19 @@ class Command(_HelpMixin, TyperCommand):
     """A command with formatted help, which checks that numbers are finite and not too large."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses the arguments with the runs of `--run` before all others."""
+        """Parses the arguments with the runs of `--run` before all others.
+
+        Raises UsageError for a run that would be read as an option there.
+        """
         options, _, _ = self.make_parser(ctx).parse_args([*args])
         runs = options.get(RUN_OPTION) or []
-        rest = super().parse_args(ctx, [*([runs] if isinstance(runs, str) else runs), *args])
+        if isinstance(runs, str):
+            runs = [runs]
+        for run in runs:
+            if run.startswith("-") and run != "-":
+                fix = f"name a run, or write ./{run} for a folder of this name"
+                raise UsageError(f"no run is called {run!r}", where="--run", fix=fix)
+        rest = super().parse_args(ctx, [*runs, *args])
         if runs:
             ctx.params[RUN_OPTION] = None  # they are arguments now
         return rest

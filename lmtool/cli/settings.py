@@ -238,13 +238,13 @@ def to_settings(
     for key, (_, made) in options.items():
         if key in LABEL_OPTIONS:
             continue
-        as_typed, name = _flag_and_parameter(key, made)
+        flag, name = _flag_and_parameter(key, made)
         value = values.get(name)
         if key == "data.merge_labels" and value:
             from lmtool.tasks.merges import read_label_merges
 
             value = read_label_merges(value)
-        stated.append((key, value, as_typed))
+        stated.append((key, value, flag))
     used = [one for one in stated if one[1] is not None and one[1] is not False and one[1] != []]
     return parse_settings(overrides or (), [Setting(*one) for one in used])
 

@@ -160,7 +160,9 @@ def compute_vector_gradients(
     local_NKD = torch.cat([part.vectors_NKD for part in vectors])
     all_NKD, first = _gather_rows(local_NKD.detach(), world)
     known = [label_N for label_N in labels if label_N is not None]
-    all_labels_N = _gather_rows(torch.cat(known), world)[0] if known else None
+    all_labels_N = None
+    if known:
+        all_labels_N, _ = _gather_rows(torch.cat(known), world)
     all_NKD.requires_grad_()
     total = len(all_NKD) * objective.batch_loss(all_NKD, all_labels_N)
     (gradient_NKD,) = torch.autograd.grad(total, all_NKD)

@@ -74,15 +74,18 @@ class ReplacedTokensObjective(Objective):
         return model.unused_parameters() if isinstance(model, ReplacedTokenDetector) else []
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return self._fill_and_detect(model, batch, is_training=True)[0]
+        loss, _ = self._fill_and_detect(model, batch, is_training=True)
+        return loss
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         """Returns the training loss without auxiliary losses, and the metrics."""
-        return self._fill_and_detect(model, batch)[0]
+        loss, _ = self._fill_and_detect(model, batch)
+        return loss
 
     def sample_inputs(self, model: LanguageModel, batch: Batch) -> Batch:
         """Returns the batch as the discriminator reads it."""
-        return replace(batch, tokens_BT=self._fill_and_detect(model, batch)[1])
+        _, tokens_BT = self._fill_and_detect(model, batch)
+        return replace(batch, tokens_BT=tokens_BT)
 
     def _fill_and_detect(self, model: LanguageModel, batch: Batch, is_training: bool = False) -> tuple[Loss, Tensor]:
         """Fills the masks by the generator, and detects the replaced tokens by the discriminator.

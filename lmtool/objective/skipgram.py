@@ -96,12 +96,13 @@ class SkipGramObjective(Objective):
         targets_BN = batch.required_targets_BT
         output: HiddenOutput = model(batch)
         hidden_BD = self._input_vectors(output, batch)
-
-        def softmax_loss(logits_BV: Tensor, part: slice) -> Tensor:
-            log_p_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)).log_softmax(-1)
-            return -(log_p_BV.gather(1, targets_BN[part].clamp(min=0)) * (targets_BN[part] != IGNORE)).sum()
-
         if batch.negatives_BK is None:
+
+            def softmax_loss(logits_BV: Tensor, part: slice) -> Tensor:
+                log_p_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)).log_softmax(-1)
+                return -(log_p_BV.gather(1, targets_BN[part].clamp(min=0)) * (targets_BN[part] != IGNORE)).sum()
+
+            # one chunk of logits is in memory at a time
             total = chunked_loss(model, hidden_BD, softmax_loss)
         else:
             (table_VD,) = model.head_parameters()

@@ -245,7 +245,8 @@ def _describe_rotary_positions(spec: Transformer, position: positions.RotaryPosi
         rules = {" in full layers": rules[""], " in windows": RotaryPositions(position.window_theta, position.share)}
     columns, values, lines = ["pair"], [], []
     for colour, (where, rule) in enumerate(rules.items()):
-        angles = rule.scaled_frequencies(width, CPU)[0].tolist()
+        frequencies, _ = rule.scaled_frequencies(width, CPU)
+        angles = frequencies.tolist()
         columns += [f"radians a position{where}", f"wavelength{where}", f"turns in the context{where}"]
         lengths = [2 * math.pi / angle for angle in angles]
         values.append([[a, w, spec.context / w] for a, w in zip(angles, lengths, strict=True)])

@@ -255,7 +255,7 @@ class ModelService:
 
         Raises UsageError for a run that predicts none, BadRequest for other columns than the model reads.
         """
-        columns = get_text_columns(self.loaded)
+        columns, classifier = get_text_columns(self.loaded), self.classifier
         rows: list[str | tuple[str, ...]] = []
         for given in body.input if isinstance(body.input, list) else [body.input]:
             texts = {columns[0]: given} if isinstance(given, str) else given
@@ -264,7 +264,7 @@ class ModelService:
                 raise BadRequest(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
             row = tuple(texts[name] for name in names if name is not None)
             rows.append(row if len(row) > 1 else row[0])
-        encoded = self.classifier.encode(rows)
+        encoded = classifier.encode(rows)
         return [TextWindows(tuple(windows)) for _, windows in groupby(encoded, key=lambda row: row.number)]
 
     async def respond_with_labels(self, body: ClassifyBody, rows: "Sequence[TextWindows]") -> bytes:

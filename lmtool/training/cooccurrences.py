@@ -28,6 +28,7 @@ class CooccurrenceExamples(ExampleSource):
         """Counts the pairs of words of a text that are at most `window` tokens apart in a document.
 
         is_word_V: which tokens are words. length: pairs of an example.
+        Raises DataError if no two words are near each other.
         """
         pairs = PairCounts(len(is_word_V), np.empty(0, dtype=np.int64), np.empty(0))
         for start in range(0, text.n_tokens, COUNTED_TOKENS_PER_BATCH):

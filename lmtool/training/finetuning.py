@@ -304,8 +304,10 @@ def _choose_text_features(
         return 1, "too few rows to compare others"
     if not recipes[0].data.holds_out:
         return 1, "no rows are held out to compare others"
-    words = recipe, data = read_and_encode_tables(recipes[0], tables, None)
-    n_rows, n_classes = len(data.tasks[0].train), len(cast(Classification, recipe.objective).labels or "1")
+    words = read_and_encode_tables(recipes[0], tables, None)
+    word_recipe, word_data = words
+    n_rows = len(word_data.tasks[0].train)
+    n_classes = len(cast(Classification, word_recipe.objective).labels or "1")
     if n_rows * mean_characters * (10 + n_classes) > MAX_NGRAM_PRODUCTS:
         return None
     sample = random.Random(0).sample(range(n_rows), min(MAX_COMPARED_ROWS, n_rows))

@@ -149,7 +149,7 @@ def fit(
     rows = micro_batch or recipe.training.rows_per_process(compute.world.size)
     model, optimizer = trainable.model, recipe.optimizer
     with ExitStack() as stack:
-        take_step: Callable[[int, Callable[[], bool]], CompletedStep]
+        take_step: Callable[[int, Callable[[], bool]], CompletedStep]  # of the number of steps done, and should_stop
         if isinstance(model, CountingModel):
             assert isinstance(examples, Windows)
             take_step = partial(_count_next_part_, model, examples, recipe, compute, rows)
@@ -288,7 +288,10 @@ class GradientStepper:
         """rows: computed at once. carried_state: the final states of the step before."""
         self.model, self.objective, self.optimizers = trainable.model, trainable.objective, trainable.optimizers
         self.examples, self.recipe, self.compute, self.world = examples, recipe, compute, compute.world
-        self.module = trainable.module or self.world.wrap_data_parallel(LossModule(self.model, self.objective))
+        module = trainable.module
+        if module is None:
+            module = self.world.wrap_data_parallel(LossModule(self.model, self.objective))
+        self.module = module
         self.prefetcher = _BatchPrefetcher(examples, self.objective, recipe.training, compute)
         self.rows, self.carried_state = rows, carried_state
         self.recomputes, self.n_skipped = False, 0

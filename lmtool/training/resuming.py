@@ -90,11 +90,10 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
             unusable = dict(find_damaged_record_files(run))
             needs_evaluation = RESULTS in unusable or any("scores" in find_change_rule(key).resets for key in now)
             is_stale = state.is_stale(recipe.evaluation)
-            is_evaluated = (run.path / RESULTS).exists() and not needs_evaluation
-            if not is_for_tables(recipe) and recipe.evaluation.baseline is not True:
-                is_evaluated = True
+            has_results = (run.path / RESULTS).exists() and not needs_evaluation
+            needs_results = is_for_tables(recipe) or recipe.evaluation.baseline is True
             is_trained = is_stale or recipe.training.steps <= checkpoint.step
-            is_over = is_trained and state.pending is None and is_evaluated
+            is_over = is_trained and state.pending is None and (has_results or not needs_results)
             world.barrier()  # all have read the run before the first one changes anything on disk
             if not is_over:
                 job = _rebuild_job(run, recipe, checkpoint, state, compute, options.report)

@@ -120,7 +120,9 @@ class TrainingSession:
         )
         self.warnings: list[str] = []
         if isinstance(self.lm, TransformerUnmasked):
-            self.warnings += ["without model.causal_mask the decoder sees what it predicts: its losses measure nothing"]
+            self.warnings.append(
+                "without model.causal_mask the decoder sees what it predicts: its losses measure nothing"
+            )
         if checkpoint is None:
             self.warnings += filter(None, (notice, tiny_inverse_sqrt_rate_warning(recipe)))
         else:
@@ -412,7 +414,9 @@ class TrainingSession:
     def evaluate_and_finish(self) -> Iterator[Event]:
         """Ends the session, and evaluates the best checkpoint of a finished run."""
         recipe, state, metric = self.recipe, self.state, self.recipe.evaluation.metric
-        best, note, validation = (state.best_step, state.best_value), None, self.validation_at_interruption
+        best = (state.best_step, state.best_value)
+        note = None
+        validation = self.validation_at_interruption
         if validation is not None:
             is_best = state.is_better(validation, metric)
             best = (self.last_step, validation.value(metric)) if is_best else best

@@ -56,8 +56,8 @@ def write_cleaned_table(
         vectors_ND = embed_to_unit_vectors(embedding_model, (" ".join(item.texts) for _, item in named))
         for row, other, similarity in find_near_duplicates(vectors_ND, min_similarity, len(held)):
             part, like = named[other]
-            reason = "nearly equal rows"
-            gone[named[row][1].row] = Removal(reason=reason, part=part, other=like.row, similarity=similarity)
+            removal = Removal(reason="nearly equal rows", part=part, other=like.row, similarity=similarity)
+            gone[named[row][1].row] = removal
     begins = [line or 0 for line, _, _ in file.read_records()]
     kept = (line for n, line in enumerate(file.lines(), 1) if bisect_right(begins, n) not in gone)
     durable.write_file(output_path, "".join(kept).encode(file.encoding or "UTF-8"))

@@ -191,8 +191,6 @@ class ActiveLearningSession:
 
     def update_queue_and_estimates(self) -> None:
         """Fits a model of the answers, chooses the next rows, estimates its accuracy, and looks for wrong answers."""
-        from scipy.stats import binomtest
-
         answers = self.answers()
         if len(answers) < MIN_ANSWERS_TO_LEARN or len({*answers.values()}) == 1:
             return
@@ -204,6 +202,8 @@ class ActiveLearningSession:
             self._queue = [left[k] for k in learning.rank_rows_by_uncertainty(p_QJK)]
         if len(answers) < MIN_ANSWERS_TO_ESTIMATE:
             return
+        from scipy.stats import binomtest
+
         p_NJK = learning.predict_out_of_fold(known_NF, option_NJ, n_options)
         right = dict(zip(answers, (p_NJK.argmax(2) == option_NJ).all(1).tolist(), strict=True))
         tried = takewhile(lambda i: not self._is_unanswered(i), self._order)

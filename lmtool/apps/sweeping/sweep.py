@@ -63,10 +63,10 @@ class EndedProcess(NamedTuple):
 
 @dataclass(frozen=True)
 class SweepArguments:
-    """What the user typed.
+    """The arguments of all runs of a sweep.
 
     source, recipe: see `plan_finetuning_or_pretraining`. fixed_settings: `KEY=VALUE` texts. table_settings: options
-        that read tables. subcommand: that which trains on the data, once they are resolved.
+        that read tables. subcommand: the command that trains on the data; None until they are resolved.
     """
 
     data: Sequence[str]
@@ -74,7 +74,7 @@ class SweepArguments:
     recipe: str | None
     fixed_settings: Sequence[str]
     table_settings: Sequence[Setting] = ()
-    subcommand: Literal["pretrain", "finetune"] = "pretrain"
+    subcommand: Literal["pretrain", "finetune"] | None = None
 
     def resolve_for_all_runs(self, axes: Axes, report: Progress) -> "tuple[SweepArguments, str]":
         """Resolves once what all runs share, such as features that are chosen.
@@ -89,7 +89,7 @@ class SweepArguments:
         settings = self._parse_settings({key: values[0] for key, values in axes.items()})
         plan = plan_finetuning_or_pretraining(self.source, self.recipe, settings, report)
         messages: list[str] = []
-        inputs = self
+        inputs = replace(self, subcommand="finetune" if plan.tables else "pretrain")
         if plan.tables:
             chosen = [f"{feature.key}={json.dumps(feature.value)}" for feature in plan.chosen_settings]
             messages += filter(None, [plan.choice])
@@ -97,7 +97,7 @@ class SweepArguments:
                 held_out = "=".join(HELD_OUT_SETTING)
                 chosen.append(held_out)
                 messages.append(f"a quarter of the rows is held out, to compare settings (-s {held_out})")
-            inputs = replace(self, fixed_settings=[*chosen, *self.fixed_settings], subcommand="finetune")
+            inputs = replace(inputs, fixed_settings=[*chosen, *self.fixed_settings])
         if plan.base is not None and self.source == "last":
             inputs = replace(inputs, source=str(plan.base.run.path))
         return inputs, "\n".join(messages)
@@ -107,7 +107,8 @@ class SweepArguments:
         return plan_finetuning_or_pretraining(self.source, self.recipe, self._parse_settings(point)).recipe
 
     def build_command(self, point: GridPoint) -> list[str]:
-        """Returns the command that trains a run."""
+        """Returns the command that trains a run, by resolved arguments."""
+        assert self.subcommand is not None
         options = [*(["-r", self.recipe] if self.recipe else []), *(["--from", self.source] if self.source else [])]
         table_settings = (f"{setting.key}={json.dumps(setting.value)}" for setting in self.table_settings)
         for assignment in (*self._format_settings(point), *table_settings):

@@ -105,6 +105,10 @@ def push_run(
     """
     from lmtool.interop.export.pushing import push_to_hub
 
+    def on_accepted() -> None:
+        if not quiet:
+            eprint(f"exporting, and uploading to {name}")
+
     print_text(
         push_to_hub(
             run,
@@ -112,7 +116,7 @@ def push_run(
             dtype=dtype or "float32",
             private=private,
             shows_progress=not quiet,
-            on_accepted=lambda: None if quiet else eprint(f"exporting, and uploading to {name}"),
+            on_accepted=on_accepted,
         )
     )
 

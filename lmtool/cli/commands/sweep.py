@@ -151,7 +151,7 @@ def sweep(
     if not quiet and rows[0].runs:
         again = inputs.build_command(rows[0].point)
         if inputs.source is None:
-            again = ["lmtool", inputs.subcommand, "-r", str(best)]
+            again = [*again[:2], "-r", str(best)]
         eprint(f"the best again: {shlex.join(again)}")
         if len({get_validation_metric(run)[1] for row in rows for run in row.runs}) == 1 < len(rows):
             eprint(

@@ -359,11 +359,11 @@ class _TrainingWorkload:
     def list_step_limits(self, step_seconds: float | None) -> list[int]:
         """Returns the steps that each known limit of the recipe allows: of epochs, tokens and minutes."""
         minutes = self.recipe.training.minutes
-        n_steps = [n for n, _ in list_step_limits_by_data(self.recipe, self.data)]
+        limits = [n_steps for n_steps, _ in list_step_limits_by_data(self.recipe, self.data)]
         if minutes is not None and step_seconds is not None:
             left = 60 * minutes - N_VALIDATIONS * self.estimate_validation_seconds(step_seconds)
-            n_steps.append(max(1, int(left / step_seconds)))
-        return n_steps
+            limits.append(max(1, int(left / step_seconds)))
+        return limits
 
     def estimate_validation_seconds(self, step_seconds: float) -> float:
         """Estimates the time of a validation: a third of a training step for as many tokens or rows."""
