@@ -18,7 +18,7 @@ from lmtool.compute.machine import (
     make_glibc_keep_freed_memory,
     process_memory_limit_bytes,
 )
-from lmtool.compute.processes import World, join_processes, local_rank
+from lmtool.compute.processes import World, local_rank, use_process_group
 from lmtool.errors import ResourceError
 from lmtool.recipe.spec.base import DeviceName, PrecisionName
 
@@ -62,9 +62,9 @@ class ExecutionContext:
     world: World = field(default_factory=World)
 
     @contextmanager
-    def join_processes(self) -> "Iterator[ExecutionContext]":
+    def use_process_group(self) -> "Iterator[ExecutionContext]":
         """A context in which the processes of torchrun form one group, of which the result has the world."""
-        with join_processes(self.device) as world:
+        with use_process_group(self.device) as world:
             yield replace(self, world=world)
 
     def with_lockstep(self) -> "ExecutionContext":

@@ -225,7 +225,7 @@ def _read_environment_number(name: str, default: int) -> int:
 
 
 @contextmanager
-def join_processes(device: torch.device) -> Iterator[World]:
+def use_process_group(device: torch.device) -> Iterator[World]:
     """A context in which the processes of torchrun are one group; without torchrun a single process.
 
     They form the group the first time and leave it when the program ends, because they can meet at an address only

@@ -42,7 +42,7 @@ class ConllFile(TextRowFile):
         middle = (f"column {number}" for number in range(2, n_columns))
         return (TOKENS_COLUMN, *middle, TAGS_COLUMN) if n_columns > 1 else (TOKENS_COLUMN,)
 
-    def read_records(self) -> Iterator[RowRecord]:
+    def read_rows_and_faults(self) -> Iterator[RowRecord]:
         width = len(self.column_names)
         for sentence in self._read_sentences():
             fault = None
@@ -87,7 +87,7 @@ class SquadFile(TextRowFile):
     def column_names(self) -> tuple[str, ...]:
         return ("id", QUESTION, CONTEXT, ANSWERS)
 
-    def read_records(self) -> Iterator[RowRecord]:
+    def read_rows_and_faults(self) -> Iterator[RowRecord]:
         for paragraph in self._paragraphs:
             context = paragraph.get(CONTEXT)
             for qa in paragraph.get("qas") or ():

@@ -12,7 +12,7 @@ from lmtool.data.corpus import merge_small_chunks
 from lmtool.data.prepare import encode_chunks_in_parallel
 from lmtool.data.split import CorpusPart
 from lmtool.data.store import STORE_MANIFEST, StoreWriter, TokenStore
-from lmtool.data.streaming import BlockPosition, StreamBlock, StreamedText
+from lmtool.data.streaming import BlockPosition, StreamBlockReader, StreamedText
 from lmtool.data.survey import cache_key
 from lmtool.errors import ResourceError
 from lmtool.storage import durable
@@ -115,7 +115,7 @@ class BackgroundBlockTokenizer:
         """Writes the store of a block, skipping blocks without training text, and returns where the next one begins."""
         start = previous_end.result()
         while not self._is_closed:
-            block = StreamBlock(self._text, start, self._part)
+            block = StreamBlockReader(self._text, start, self._part)
             store = self._write_store_unless_empty(number, block)
             if store is not None:
                 self._positions[number], self._stores[number] = start, store
@@ -123,7 +123,7 @@ class BackgroundBlockTokenizer:
             start = block.end
         raise CancelledError
 
-    def _write_store_unless_empty(self, number: int, block: StreamBlock) -> TokenStore | None:
+    def _write_store_unless_empty(self, number: int, block: StreamBlockReader) -> TokenStore | None:
         """Returns None if all documents of the block are held out, or the tokenization is stopped."""
         key = cache_key("block", number, self._tokenizer.fingerprint)
         is_empty = True

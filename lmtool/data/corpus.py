@@ -256,7 +256,7 @@ def merge_small_chunks(chunks: Iterator[DocumentChunk]) -> Iterator[DocumentChun
 
 def _read_text_column(file: DelimitedFile | JsonLinesFile | JsonListFile | ParquetFile, column: str) -> Iterator[str]:
     """Yields the texts of one column; skips nulls."""
-    for row, (line, values, fault) in enumerate(file.read_records(only_column=column), 1):
+    for row, (line, values, fault) in enumerate(file.read_rows_and_faults(only_column=column), 1):
         if fault is not None:
             raise DataError(fault.what, where=file.format_location(row, fault.line, fault.column), fix=fault.fix)
         text = values[0]

@@ -65,7 +65,7 @@ _JSON_FIX = 'write one JSON object on each line, for example {"text": "..."}'
 
 @dataclass(frozen=True)
 class RowFile(ABC):
-    """A file of rows. Each call of `read_records` begins at the first row.
+    """A file of rows. Each call of `read_rows_and_faults` begins at the first row.
 
     field_limit: characters of a field of delimited text, from which `delimited.max_line_length` follows.
     """
@@ -79,7 +79,7 @@ class RowFile(ABC):
         """Returns the names of the columns as in the file; none for an empty file. Raises DataError."""
 
     @abstractmethod
-    def read_records(self) -> Iterator[RowRecord]:
+    def read_rows_and_faults(self) -> Iterator[RowRecord]:
         """Yields all rows in order, also faulty ones, with a value for each column of the header.
 
         Skips blank rows of delimited text and JSON lines. Duplicate JSON keys, and values of JSON and Parquet with a
@@ -114,8 +114,8 @@ def open_row_file(
     """Opens a file whose format is that of one of ROW_FILE_SUFFIXES, or .json for a list of objects.
 
     byte_range: the part of JSON lines that is read. hints: see `delimited.infer_dialect`. encoding: see
-    `files.read_text_blocks`. Their `read_records` takes the name of the only column to read, without the faults of the
-    others, and raises DataError if it is missing.
+    `files.read_text_blocks`. Their `read_rows_and_faults` takes the name of the only column to read, without the faults
+    of the others, and raises DataError if it is missing.
     """
     match suffix:
         case ".csv" | ".tsv":
@@ -190,7 +190,7 @@ class DelimitedFile(TextRowFile):
         short = [i for i, name in enumerate(first) if is_name[i] and name.strip()]
         return not any(i < len(fields) and fields[i] == first[i] for fields in records for i in short)
 
-    def read_records(self, only_column: str | None = None) -> Iterator[RowRecord]:
+    def read_rows_and_faults(self, only_column: str | None = None) -> Iterator[RowRecord]:
         width = len(self.column_names)
         if not width:
             return
@@ -242,7 +242,7 @@ class JsonRowFile(TextRowFile):
                 keys.update(dict.fromkeys(row))
         return tuple(keys)
 
-    def read_records(self, only_column: str | None = None) -> Iterator[RowRecord]:
+    def read_rows_and_faults(self, only_column: str | None = None) -> Iterator[RowRecord]:
         names = self.column_names if only_column is None else ()
         for line, row in self._read_objects(_UNIQUE_KEY_DECODER if only_column is None else _DECODER):
             if isinstance(row, RecordFault):
@@ -427,7 +427,7 @@ class ParquetFile(RowFile):
         with self._open_parquet() as file:
             return tuple(file.schema_arrow.names)
 
-    def read_records(self, only_column: str | None = None) -> Iterator[RowRecord]:
+    def read_rows_and_faults(self, only_column: str | None = None) -> Iterator[RowRecord]:
         with self._open_parquet() as file:
             names = file.schema_arrow.names
             if only_column is not None and only_column not in names:

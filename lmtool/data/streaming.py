@@ -56,7 +56,7 @@ class StreamHeadCorpus(Corpus):
     streamed_text: "StreamedText"
 
     def chunks(self) -> Iterator[DocumentChunk]:
-        return merge_small_chunks(StreamBlock(self.streamed_text, BlockPosition()).read_chunks_and_record_end())
+        return merge_small_chunks(StreamBlockReader(self.streamed_text, BlockPosition()).read_chunks_and_record_end())
 
 
 class StreamedText:
@@ -98,7 +98,7 @@ class StreamedText:
         total = hashlib.sha256(repr(settings).encode())
         for path, (size, _) in zip(self.head.files, self._states, strict=True):
             total.update(f"{detect_format_suffix(path)} {compression_suffix(path)} {size} ".encode())
-        block = StreamBlock(self, BlockPosition())
+        block = StreamBlockReader(self, BlockPosition())
         for chunk in block.read_chunks_and_record_end():
             total.update("\0".join(chunk.texts).encode())
             total.update(b"\0\0" if chunk.ends else b"\0")
@@ -144,7 +144,7 @@ class StreamedText:
         return state[0]
 
 
-class StreamBlock:
+class StreamBlockReader:
     """The block of a streamed text that begins at a position, without the documents of the head that `part` omits.
 
     end: where the next block begins. first_numbers: for each unit, the number of its first document in this block. Both

@@ -123,7 +123,7 @@ class Table:
         A bad row (ragged, unclosed quote, NUL, a field above the limit, not JSON) raises a RowError, or is counted in
         `skipped`; it has a number in either case. Raises DataError or ResourceError.
         """
-        for number, (line, values, fault) in enumerate(self.file.read_records(), 1):
+        for number, (line, values, fault) in enumerate(self.file.read_rows_and_faults(), 1):
             if fault is None:
                 yield Row(number, line, tuple(values))
             else:
@@ -133,7 +133,7 @@ class Table:
     @cached_property
     def n_rows(self) -> int:
         """Counts the rows, also bad ones; reads the table once."""
-        return sum(1 for _ in self.file.read_records())
+        return sum(1 for _ in self.file.read_rows_and_faults())
 
     def describe(self) -> str:
         """Returns format and size in one line; reads the table once."""
@@ -199,7 +199,7 @@ def open_table(
         if first.setdefault(column, number) != number:
             what = f"the header names {quote(column)} twice, in columns {first[column]} and {number}"
             raise DataError(what, where=where, fix="rename one of them")
-    if next(file.read_records(), None) is None:
+    if next(file.read_rows_and_faults(), None) is None:
         what = f"the table has a header and no rows; columns: {quote_all(table.names)}"
         raise DataError(what, where=where, fix="name a table with rows")
     return table

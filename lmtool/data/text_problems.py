@@ -123,7 +123,7 @@ def find_words_in_shared_ngrams(train: Iterable[DocumentChunk], valid: Iterable[
     """
     words: list[str] = []
     hashes, spans = [], []
-    for part in _read_words_with_carry(valid):
+    for part in _read_words_with_ngram_overlap(valid):
         keys, first, length = _hash_ngrams(part)
         hashes.append(keys)
         spans.append(np.stack([first + len(words) - part.carried, length]))
@@ -136,7 +136,7 @@ def find_words_in_shared_ngrams(train: Iterable[DocumentChunk], valid: Iterable[
     ordered = keys[order]
     seen = np.zeros(len(ordered), dtype=bool)
     trained = 0
-    for part in _read_words_with_carry(train):
+    for part in _read_words_with_ngram_overlap(train):
         trained += len(part.words) - part.carried
         ngrams = _hash_ngrams(part).hashes
         at = np.minimum(np.searchsorted(ordered, ngrams), len(ordered) - 1)
@@ -167,7 +167,7 @@ class _ChunkWords(NamedTuple):
     is_open: bool
 
 
-def _read_words_with_carry(chunks: Iterable[DocumentChunk]) -> Iterator[_ChunkWords]:
+def _read_words_with_ngram_overlap(chunks: Iterable[DocumentChunk]) -> Iterator[_ChunkWords]:
     """Yields the words of each chunk, with the last words of a document that began before, so that no n-gram is
     missed."""
     tail: list[str] = []

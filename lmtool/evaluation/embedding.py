@@ -123,7 +123,7 @@ def embed(
         encode_text(loaded, i, text, truncate=truncate, with_words=pool == "none") for i, text in enumerate(texts)
     )
     read = False
-    with loaded.join_processes() as loaded:
+    with loaded.use_process_group() as loaded:
         while group := list(islice(waiting, GROUP_SIZE)):
             read = True
             yield from embed_encoded_texts(loaded, group, layer, pool)

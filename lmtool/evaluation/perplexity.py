@@ -324,7 +324,7 @@ def measure_perplexity(
             n_unseen = round(windows.evaluate(lm, collate, _count_unseen_ngrams, loaded.compute, report).total)
         return PerplexityResult(perplexity, loaded, bundled_entropy_bits_per_byte(sources, data), n_unseen)
 
-    with configure_compute(device, precision).join_processes() as compute:
+    with configure_compute(device, precision).use_process_group() as compute:
         loaded = load_for_inference(resolve_reference(reference), compute)
         result = measure(loaded, context, stride)
         if baseline is None:

@@ -37,7 +37,7 @@ class BeamHypothesis(Hypothesis):
 
 
 @dataclass
-class BeamGroup:
+class DiverseBeamGroup:
     """A group of diverse beam search. n_live: number of its live hypotheses. finished: its best finished ones."""
 
     n_live: int = 1
@@ -48,7 +48,7 @@ class BeamGroup:
 class BeamState:
     """The state of a beam search. nodes: the tree of all hypotheses, if details are requested."""
 
-    groups: list[BeamGroup]
+    groups: list[DiverseBeamGroup]
     nodes: list[BeamNode] = field(default_factory=list)
 
 
@@ -80,7 +80,7 @@ class BeamSearch(Strategy):
         scores_LV: processed log-probabilities.
         """
         limit = state.get_limit_finish_reason(state.n_steps + 1)
-        state.search = search = state.search or BeamState([BeamGroup() for _ in range(self.params.groups)])
+        state.search = search = state.search or BeamState([DiverseBeamGroup() for _ in range(self.params.groups)])
         beams = [one if isinstance(one, BeamHypothesis) else BeamHypothesis(**vars(one)) for one in state.hypotheses]
         extended: list[tuple[int, BeamHypothesis]] = []
         chosen_V = scores_LV.new_zeros(scores_LV.shape[-1], dtype=torch.float64)
@@ -151,7 +151,7 @@ class BeamSearch(Strategy):
         self,
         state: RequestState,
         search: BeamState,
-        group: BeamGroup,
+        group: DiverseBeamGroup,
         candidates: Sequence[tuple[int, BeamHypothesis]],
         limit_reason: FinishReason | None,
     ) -> list[tuple[int, BeamHypothesis]]:
@@ -177,7 +177,7 @@ class BeamSearch(Strategy):
         search.nodes.append(BeamNode(one.node, one.text[-1], one.total, one.finish, score))
         return replace(one, node=len(search.nodes) - 1)
 
-    def _is_group_done(self, group: BeamGroup, live: list[BeamHypothesis], max_new_tokens: int) -> bool:
+    def _is_group_done(self, group: DiverseBeamGroup, live: list[BeamHypothesis], max_new_tokens: int) -> bool:
         """Whether the search of a group is done; see `early_stopping`."""
         if not live:
             return True

@@ -67,7 +67,7 @@ class FormState:
             if spelling is None:
                 return self
             following = self._add_following((token,), [spelling])
-        self._share_completing_tokens((token,), following)
+        self._pass_on_completing_tokens((token,), following)
         return following
 
     def with_forced_tokens(self, tokens: tuple[int, ...]) -> "FormState":
@@ -75,7 +75,7 @@ class FormState:
         following = self._following.get(tokens)
         if following is None:
             following = self._add_following(tokens, list(tokens))
-        self._share_completing_tokens(tokens, following)
+        self._pass_on_completing_tokens(tokens, following)
         return following
 
     def _add_following(self, tokens: tuple[int, ...], spellings: list[int]) -> "FormState":
@@ -87,12 +87,12 @@ class FormState:
         self._following[tokens] = following
         return following
 
-    def _share_completing_tokens(self, tokens: tuple[int, ...], following: "FormState") -> None:
+    def _pass_on_completing_tokens(self, consumed: tuple[int, ...], following: "FormState") -> None:
         """If the closing sequence of this place begins with these tokens, that of the following one is at most the
         rest."""
-        rest = vars(self).get("completing_tokens") or ()
-        if rest[: len(tokens)] == tokens and len(rest) > len(tokens):
-            following._cache_completing_tokens_if_shorter(rest[len(tokens) :])
+        closing = vars(self).get("completing_tokens") or ()
+        if closing[: len(consumed)] == consumed and len(closing) > len(consumed):
+            following._cache_completing_tokens_if_shorter(closing[len(consumed) :])
 
     def cache_allowed_tokens(self) -> None:
         """Computes and caches the allowed tokens. Raises UsageError if there are none and the text may not end."""

@@ -16,7 +16,7 @@ from torch import distributed as dist
 from lmtool.compute.agreement import agrees, relative_difference
 from lmtool.compute.kernels import gpu
 from lmtool.generation.native_step import NATIVE_MIXERS, NativeLayers, NativeStep
-from lmtool.model.fixed import DecodeStateShape, FixedSizeDecodeState
+from lmtool.model.fixed import DecodeStateShape, StaticDecodeState
 from lmtool.model.language_model import DecodeState, LanguageModel, RowTokens
 from lmtool.model.layers.attention import find_mixers
 from lmtool.model.packed import has_quantized_inputs
@@ -85,7 +85,7 @@ class FastStepsByShape:
             shape = DecodeStateShape.from_state(state)
             if shape not in self._captured:
                 growing = state.to_growable()
-                empty = FixedSizeDecodeState.empty_like(growing.to_dtype(torch.float32), shape)
+                empty = StaticDecodeState.empty_like(growing.to_dtype(torch.float32), shape)
                 fixed = replace(empty, growable_dtype=growing.dtype)
                 self._captured[shape] = FixedShapeStep(self._model, fixed, NativeStep(self.native_layers, fixed))
             return self._captured[shape]
@@ -99,7 +99,7 @@ class FastStepsByShape:
             and len(self._captured) < MAX_GRAPHS
         ):
             try:
-                self._captured[shape] = FixedShapeStep(self._model, FixedSizeDecodeState.empty_like(state, shape))
+                self._captured[shape] = FixedShapeStep(self._model, StaticDecodeState.empty_like(state, shape))
             except RuntimeError:  # a library's kernel cannot be captured, or memory is short for another cache
                 self._uses_graphs = False
         return self._captured.get(shape) if self._uses_graphs else None
@@ -114,7 +114,7 @@ class FixedShapeStep:
 
     is_checked: bool = False
 
-    def __init__(self, model: LanguageModel, state: FixedSizeDecodeState, native: NativeStep | None = None) -> None:
+    def __init__(self, model: LanguageModel, state: StaticDecodeState, native: NativeStep | None = None) -> None:
         self._model, self._state, self._native = model, state, native
         self._tokens_B1 = torch.zeros(state.n_rows, 1, dtype=torch.int64, device=state.newest_position_1.device)
         self._run = gpu.capture_cuda_graph(self._forward_on_fixed_state, state.newest_position_1.device)
@@ -124,7 +124,7 @@ class FixedShapeStep:
 
         A state that this step returned is changed in place; only the last one may be passed again.
         """
-        if not isinstance(state, FixedSizeDecodeState) or state.newest_position_1 is not self._state.newest_position_1:
+        if not isinstance(state, StaticDecodeState) or state.newest_position_1 is not self._state.newest_position_1:
             state = state.to_growable()
             self._state.copy_from_(state)
             if self._native is not None:

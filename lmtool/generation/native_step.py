@@ -25,7 +25,7 @@ from lmtool.compute.kernels.program import (
     StepProgram,
 )
 from lmtool.compute.machine import process_memory_limit_bytes
-from lmtool.model.fixed import FixedSizeDecodeState, source_length
+from lmtool.model.fixed import StaticDecodeState, source_length
 from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, LayerState, Memory, RowTokens
 from lmtool.model.layers.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention, find_linears, find_mixers
 from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward
@@ -91,7 +91,7 @@ def _supports_native_step(model: TransformerModel) -> bool:
 class NativeStep:
     """Decodes one more token of one text, with a state of its own: of one row, in float32."""
 
-    def __init__(self, layers: NativeLayers, state: FixedSizeDecodeState) -> None:
+    def __init__(self, layers: NativeLayers, state: StaticDecodeState) -> None:
         self._layers, self._state = layers, state
         self._program = StepProgram()
         widths = [width for matrix in layers.matrices.values() for width in (matrix.n_in, matrix.n_out)]

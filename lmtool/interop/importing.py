@@ -34,7 +34,7 @@ from lmtool.runs.creation import check_output_folder, create_run, make_run_path
 from lmtool.runs.directory import RECIPE
 from lmtool.runs.files import RunInfo
 from lmtool.runs.paths import RUN_INFO_FILE, add_to_runs_index
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 from lmtool.runs.tensors import ComputedTensors
 from lmtool.storage.checksum import sha256_of_file, sha256_of_json
 from lmtool.storage.durable import (
@@ -160,7 +160,7 @@ def _write_run(
     )
     files = {RECIPE: dump_yaml(recipe).encode(), **tokenizer.serialize_files()}
     with atomic_output_folder(folder) as new, create_run(new, info, files) as run:
-        run.save_checkpoint(CheckpointSnapshot(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
+        run.save_checkpoint(CheckpointContent(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
 def read_recipe_sections(model: PublishedModel) -> tuple[dict[str, dict[str, Any]], bool]:

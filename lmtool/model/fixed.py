@@ -65,7 +65,7 @@ class DecodeStateShape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FixedSizeDecodeState(DecodeState):
+class StaticDecodeState(DecodeState):
     """The decoding state of rows with lines of their own, whose tensors have a fixed size and are written in place.
 
     So it is no value: reading a token, one at a time, changes it. Slots that hold no position are masked, and positions
@@ -141,7 +141,7 @@ class FixedSizeDecodeState(DecodeState):
         self.newest_position_1.add_(1)
         return replace(self, length=self.length + 1)
 
-    def slot_positions_and_masks(self, n_queries: int) -> SlotPositionsAndMasks:
+    def key_positions_and_masks(self, n_queries: int) -> SlotPositionsAndMasks:
         assert self.padding_B is not None
         n_slots = next(layer.k_BNSH.shape[2] for layer in self.layers if isinstance(layer, KeyValueCache))
         slots_1S = torch.arange(n_slots, device=self.newest_position_1.device)[None]

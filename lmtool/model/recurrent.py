@@ -168,7 +168,7 @@ class RecurrentDecoder(RecurrentModel):
         state_after = state.reserve_positions(h_BTD.shape[1])
         h_GQD = state_after.rows_to_lines(h_BTD)
         memory = cast(KeyValueCache, state.layers[-1]).append(self.attention.transform_keys(h_GQD), h_GQD[:, None])
-        _, keep_GS, seen_GQS = state_after.slot_positions_and_masks(h_BTD.shape[1])
+        _, keep_GS, seen_GQS = state_after.key_positions_and_masks(h_BTD.shape[1])
         keep_GS = batch.keep_BT if keep_GS is None else keep_GS
         mask = Mask(causal=True, keep_BS=keep_GS, documents_BS=batch.documents_BT)
         n_states = memory.v_BNSH.shape[2]

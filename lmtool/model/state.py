@@ -302,7 +302,7 @@ class DecodeState:
         return next(layer.k_BNSH.dtype for layer in self.layers if isinstance(layer, KeysAndValues))
 
     def to_growable(self) -> "DecodeState":
-        """Returns the state as an immutable value that takes any number of tokens; see `FixedSizeDecodeState`."""
+        """Returns the state as an immutable value that takes any number of tokens; see `StaticDecodeState`."""
         return self
 
     def reserve_positions(self, n_new: int) -> Self:
@@ -318,7 +318,7 @@ class DecodeState:
         """Returns slots of lines (G, Q, ...) as positions of their rows (B, T, ...)."""
         return x_GQ.reshape(len(x_GQ) * self.rows_per_line, -1, *x_GQ.shape[2:]) if self.shared_lines else x_GQ
 
-    def slot_positions_and_masks(self, n_queries: int) -> SlotPositionsAndMasks:
+    def key_positions_and_masks(self, n_queries: int) -> SlotPositionsAndMasks:
         """Returns what attention of the last `n_queries` positions of each row needs to know about the slots."""
         if self.shared_lines is None:
             slots_1S = torch.arange(self.length, device=self._device)[None]

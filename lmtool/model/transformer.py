@@ -106,7 +106,7 @@ class TransformerModel(LanguageModel):
     ) -> tuple[Tensor, DecodeState]:
         """Implements `forward_incremental`. prefix_B: number of prefix positions of each row, which see each other."""
         after = state.reserve_positions(tokens_BT.shape[1])
-        positions_PS, keep_BS, extra_mask_BQS = after.slot_positions_and_masks(tokens_BT.shape[1])
+        positions_PS, keep_BS, extra_mask_BQS = after.key_positions_and_masks(tokens_BT.shape[1])
         mask = replace(
             stack.mask, prefix_B=prefix_B, keep_BS=keep_BS, extra_mask_BQS=extra_mask_BQS, width=after.rows_per_line
         )

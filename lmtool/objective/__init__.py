@@ -8,7 +8,12 @@ from lmtool.errors import UsageError
 from lmtool.objective.base import Example, Loss, Objective, TextCutSettings, VocabularyInfo
 from lmtool.objective.causal import BidirectionalObjective, CausalObjective
 from lmtool.objective.contrastive import EmbeddingObjective
-from lmtool.objective.heads import AnswerSpanObjective, ClassificationObjective, ContrastiveObjective, TaggingObjective
+from lmtool.objective.heads import (
+    AnswerSpanObjective,
+    ClassContrastiveObjective,
+    ClassificationObjective,
+    TaggingObjective,
+)
 from lmtool.objective.masked import MaskedObjective
 from lmtool.objective.replaced import ReplacedTokensObjective
 from lmtool.objective.skipgram import CbowObjective, GloveObjective, SkipGramObjective
@@ -46,17 +51,17 @@ def build_objective_for_vocabulary(recipe: Recipe, vocabulary: VocabularyInfo) -
             return CausalObjective.from_vocabulary(spec, vocabulary, recipe.data.isolate_documents)
         case specs.Bidirectional():
             return BidirectionalObjective.from_vocabulary(specs.Causal(), vocabulary, recipe.data.isolate_documents)
-        case specs.CbowWindow() as spec:
+        case specs.CbowPrediction() as spec:
             return CbowObjective(spec, vocabulary)
         case specs.WeightedCounts() as spec:
             return GloveObjective(_all_pairs_spec(spec.window), vocabulary, spec)
         case specs.WindowCounts():
             assert isinstance(recipe.model, Ppmi)
             return SkipGramObjective(_all_pairs_spec(recipe.model.window), vocabulary)
-        case specs.SkipGramWindow() as spec:
+        case specs.SkipGramPrediction() as spec:
             return SkipGramObjective(spec, vocabulary)
         case specs.Classification() as spec:
-            return (ContrastiveObjective if spec.contrastive else ClassificationObjective)(spec, vocabulary)
+            return (ClassContrastiveObjective if spec.contrastive else ClassificationObjective)(spec, vocabulary)
         case specs.Tagging():
             return TaggingObjective(vocabulary)
         case specs.QuestionAnswering():
@@ -75,6 +80,6 @@ def build_objective_for_vocabulary(recipe: Recipe, vocabulary: VocabularyInfo) -
             return EmbeddingObjective(spec, vocabulary)
 
 
-def _all_pairs_spec(window: int) -> specs.SkipGramWindow:
+def _all_pairs_spec(window: int) -> specs.SkipGramPrediction:
     """Returns the settings for all pairs of words within a window, scored by the full softmax."""
-    return specs.SkipGramWindow(kind="skip-gram", window=window, negatives=0, subsample=0.0)
+    return specs.SkipGramPrediction(kind="skip-gram", window=window, negatives=0, subsample=0.0)

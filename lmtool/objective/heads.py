@@ -107,7 +107,7 @@ class ClassificationObjective(HeadObjective):
 
 
 @dataclass(frozen=True)
-class ContrastiveObjective(WholeBatchObjective, ClassificationObjective):
+class ClassContrastiveObjective(WholeBatchObjective, ClassificationObjective):
     """Brings the vectors of texts of one class near each other, by the cosines of all pairs of rows of a batch.
 
     A head is fitted to the vectors afterwards (`training.convex`), and scored like any other.

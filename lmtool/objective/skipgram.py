@@ -21,7 +21,7 @@ from lmtool.model import HiddenOutput, LanguageModel
 from lmtool.model.word_vectors import GloveModel
 from lmtool.objective.base import Example, Loss, Objective, TextCutSettings, VocabularyInfo
 from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_loss
-from lmtool.recipe.spec.objective import SkipGramWindow, WeightedCounts
+from lmtool.recipe.spec.objective import SkipGramPrediction, WeightedCounts
 
 EVALUATION_SEED = 0
 """Seed of window sizes and noise in evaluation, so that scores are reproducible."""
@@ -55,7 +55,7 @@ class SkipGramObjective(Objective):
 
     unit: ClassVar[Literal["token", "pair"]] = "pair"
 
-    spec: SkipGramWindow
+    spec: SkipGramPrediction
     vocabulary: VocabularyInfo
 
     def __post_init__(self) -> None:

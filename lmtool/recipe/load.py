@@ -145,7 +145,7 @@ def load(name: str | Path, settings: Assignments = (), *, inferred: Sequence[Set
     inferred: values inferred from the data, which replace those of the recipe.
     Raises UsageError when there is no such recipe; RecipeError with one line for each mistake in it.
     """
-    file, source, document = _open_recipe(name)
+    file, source, document = _read_recipe_file(name)
     tokenizer = document.value.get("tokenizer")
     path = tokenizer.get("path") if isinstance(tokenizer, dict) else None
     if isinstance(tokenizer, dict) and isinstance(path, str) and not os.path.exists(path):
@@ -157,16 +157,16 @@ def load(name: str | Path, settings: Assignments = (), *, inferred: Sequence[Set
 
 def read_recipe_value(name: str | Path, path: KeyPath) -> object:
     """Returns the value at a path in the file of a recipe, or None. Raises as `load` does."""
-    return get_value_or_default(_open_recipe(name)[2].value, path)
+    return get_value_or_default(_read_recipe_file(name)[2].value, path)
 
 
 def load_run_recipe(path: Path) -> Recipe:
     """Loads the recipe.yaml of a run. Raises as `load` does."""
-    _, source, document = _open_recipe(path)
+    _, source, document = _read_recipe_file(path)
     return _resolve_document(document, source, path.stem, ()).recipe
 
 
-def _open_recipe(name: str | Path) -> tuple[Path, str, YamlDocument]:
+def _read_recipe_file(name: str | Path) -> tuple[Path, str, YamlDocument]:
     """Returns the file of a recipe, its name in messages, and its content, a mapping."""
     file = find_recipe(name)
     source = file.name if str(name) in shipped_recipes() else shorten(str(name), 200)

@@ -145,7 +145,7 @@ class Checkpoint:
             _verify_digest(self.path / name, self.files[name].sha256)
 
 
-class FoundCheckpoint(NamedTuple):
+class CheckpointWithWarnings(NamedTuple):
     """A checkpoint, and a warning for each damaged one in whose place it is taken."""
 
     checkpoint: Checkpoint
@@ -217,7 +217,7 @@ def open_and_verify_checkpoint(
 
 def find_newest_valid_checkpoint(
     folder: Path, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
-) -> FoundCheckpoint:
+) -> CheckpointWithWarnings:
     """Returns the newest checkpoint that `open_and_verify_checkpoint` accepts, and a warning for each newer one.
 
     Returns one without optimizer state if none has it, as after `remove_optimizer_states`. Raises CheckpointError when
@@ -228,14 +228,14 @@ def find_newest_valid_checkpoint(
     for path in paths:
         try:
             checkpoint = open_and_verify_checkpoint(path, verify_optimizer=verify_optimizer, peers=peers)
-            return FoundCheckpoint(checkpoint, warnings)
+            return CheckpointWithWarnings(checkpoint, warnings)
         except CheckpointError as error:
             warnings.append(f"skipped the damaged checkpoint {path.name}: {error.what}")
     for n_newer, path in enumerate(paths):
         if verify_optimizer and not has_optimizer(path):
             with suppress(CheckpointError):
                 checkpoint = open_and_verify_checkpoint(path, verify_optimizer=False, peers=peers)
-                return FoundCheckpoint(checkpoint, warnings[:n_newer])
+                return CheckpointWithWarnings(checkpoint, warnings[:n_newer])
     if warnings:
         what = f"no checkpoint of this run is complete; of the newest: {warnings[0].split(': ', 1)[1]}"
         raise CheckpointError(what, where=str(folder), fix="restore the checkpoints from a copy, or train again")

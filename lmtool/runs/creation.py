@@ -37,7 +37,7 @@ def create_run(folder: Path | None, info: RunInfo, files: Mapping[str, bytes], r
         with durable.convert_write_errors(path, CANNOT_WRITE_OUTPUT):
             if replace_aborted and _is_aborted_run(path):
                 for name in RUN_FILES:  # run.json first, so that the rest does not look like a run
-                    durable.remove_path(path / name)
+                    durable.remove_file_or_tree(path / name)
                 durable.sync_directory(path)
             _check_is_unused(path, replace_aborted, holds_lock=True)
             for file, content in files.items():

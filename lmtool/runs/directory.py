@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.runs import checkpoint as checkpoints
 from lmtool.runs import files, saving
-from lmtool.runs.checkpoint import MANIFEST_FILE, SINGLE_PROCESS, Checkpoint, FoundCheckpoint, Peers
+from lmtool.runs.checkpoint import MANIFEST_FILE, SINGLE_PROCESS, Checkpoint, CheckpointWithWarnings, Peers
 from lmtool.runs.files import (
     MAX_ROW_FILE_BYTES,
     InterruptedValidation,
@@ -290,7 +290,7 @@ class Run:
 
     def save_checkpoint(
         self,
-        snapshot: saving.CheckpointSnapshot,
+        snapshot: saving.CheckpointContent,
         keep_last: int,
         interrupted_step: int | None = None,
         peers: Peers = SINGLE_PROCESS,
@@ -306,7 +306,7 @@ class Run:
 
     def find_newest_checkpoint(
         self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
-    ) -> FoundCheckpoint:
+    ) -> CheckpointWithWarnings:
         """Returns the checkpoint to resume from, with warnings about damaged ones: `find_newest_valid_checkpoint`."""
         return checkpoints.find_newest_valid_checkpoint(
             self.path / CHECKPOINTS, verify_optimizer=verify_optimizer, peers=peers
@@ -365,7 +365,7 @@ class Run:
                 return checkpoints.open_checkpoint_checking_sizes(path).best_step
         return None
 
-    def find_best_checkpoint(self, peers: Peers = SINGLE_PROCESS) -> FoundCheckpoint:
+    def find_best_checkpoint(self, peers: Peers = SINGLE_PROCESS) -> CheckpointWithWarnings:
         """Returns the checkpoint of the best validation, or the newest complete one with a warning if that is damaged.
 
         Before any validation, the newest is the best. The optimizer's tensors are not verified. peers: see
@@ -377,13 +377,13 @@ class Run:
         path = self.path / CHECKPOINTS / checkpoints.step_folder_name(best_step)
         try:
             checkpoint = checkpoints.open_and_verify_checkpoint(path, verify_optimizer=False, peers=peers)
-            return FoundCheckpoint(checkpoint, [])
+            return CheckpointWithWarnings(checkpoint, [])
         except CheckpointError as error:
             found = self.find_newest_checkpoint(verify_optimizer=False, peers=peers)
             if any(path.name in warning for warning in found.warnings):  # already reported as damaged
                 return found
             warning = f"using {found.checkpoint.path.name} instead of the best, {path.name}: {error.what}"
-            return FoundCheckpoint(found.checkpoint, [*found.warnings, warning])
+            return CheckpointWithWarnings(found.checkpoint, [*found.warnings, warning])
 
     @contextmanager
     def _convert_write_errors_under_lock(self, path: Path | None = None) -> Iterator[None]:

@@ -11,7 +11,7 @@ from lmtool.recipe.spec.words import NGram
 from lmtool.runs.creation import create_run
 from lmtool.runs.directory import NGRAMS, RECIPE, Run
 from lmtool.runs.files import RunInfo
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 from lmtool.storage import durable
 from lmtool.storage.durable import atomic_output_folder
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ def replace_saved_ngram_model(run: Run, recipe: Recipe, tokenizer: Tokenizer, ng
     Raises ResourceError.
     """
     folder = run.path / NGRAMS
-    durable.remove_path(folder)
+    durable.remove_file_or_tree(folder)
     if ngram is None:
         return
     counted = Recipe(
@@ -35,6 +35,6 @@ def replace_saved_ngram_model(run: Run, recipe: Recipe, tokenizer: Tokenizer, ng
     )
     info = RunInfo.create(recipe="ngram", summary=ngram.description, fingerprints=run.info.fingerprints)
     files = {RECIPE: dump_yaml(counted).encode(), **tokenizer.serialize_files()}
-    snapshot = CheckpointSnapshot(0, ngram.state_dict(), {}, {"recipe": counted.model_dump(mode="json")})
+    snapshot = CheckpointContent(0, ngram.state_dict(), {}, {"recipe": counted.model_dump(mode="json")})
     with atomic_output_folder(folder) as new, create_run(new, info, files) as kept:
         kept.save_checkpoint(snapshot, keep_last=1)

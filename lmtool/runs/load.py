@@ -83,9 +83,9 @@ class LoadedModel:
         return {"run": str(self.run_path), "step": self.step, "checkpoint": self.checkpoint_hash}
 
     @contextmanager
-    def join_processes(self) -> "Iterator[LoadedModel]":
+    def use_process_group(self) -> "Iterator[LoadedModel]":
         """Yields the same model joined with the processes of torchrun, each of which computes its share."""
-        with self.compute.join_processes() as compute:
+        with self.compute.use_process_group() as compute:
             yield replace(self, compute=compute)
 
     @contextmanager

@@ -12,7 +12,7 @@ from lmtool.runs.listing import SavedEvaluations, read_evaluations
 from lmtool.runs.load import read_merged_weights
 from lmtool.runs.paths import add_to_runs_index
 from lmtool.runs.reference import Reference
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 from lmtool.storage import durable
 from lmtool.storage.durable import atomic_output_folder, check_folder_is_empty
 from lmtool.storage.records import encode_json
@@ -61,7 +61,7 @@ def merge_adapters_into_new_run(adapted: Reference, output: Path | None, command
         if evaluations := [one for one in read_evaluations(old) if one.step == step]:
             saved = SavedEvaluations(evaluations).model_dump(exclude_unset=True)
             durable.write_new_file(run.path / EVALUATIONS, encode_json(saved))
-        run.save_checkpoint(CheckpointSnapshot(step, weights, {}, state, step), keep_last=1)
+        run.save_checkpoint(CheckpointContent(step, weights, {}, state, step), keep_last=1)
         run.end_session("finished")
         run.remove_optimizer_states()
     add_to_runs_index(folder)

@@ -14,7 +14,7 @@ from lmtool.runs.find import find_run_directory
 from lmtool.runs.listing import folder_size_bytes
 from lmtool.runs.lock import LOCK_FILE, RunLock, is_run_locked
 from lmtool.runs.paths import RUN_INFO_FILE, list_runs, runs_root
-from lmtool.storage.durable import convert_os_errors, remove_path
+from lmtool.storage.durable import convert_os_errors, remove_file_or_tree
 
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
@@ -76,7 +76,7 @@ def remove_run(folder: Path) -> int:
             for name in sorted(removed, key=lambda name: (name == LOCK_FILE, name == RUN_INFO_FILE)):
                 if name == LOCK_FILE and system.IS_WINDOWS:
                     lock.release()  # an open file cannot be removed
-                remove_path(inside[name])
+                remove_file_or_tree(inside[name])
             if removed == inside.keys():
                 real.rmdir()
                 if folder.is_symlink():

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CheckpointSnapshot:
+class CheckpointContent:
     """The content of a checkpoint to save.
 
     step: optimizer steps done.
@@ -61,7 +61,7 @@ class CheckpointSnapshot:
 
 def save_checkpoint(
     folder: Path,
-    snapshot: CheckpointSnapshot,
+    snapshot: CheckpointContent,
     keep_last: int,
     interrupted_step: int | None = None,
     peers: Peers = SINGLE_PROCESS,
@@ -106,7 +106,7 @@ def save_checkpoint(
     return saved
 
 
-def save_shard_for_main_process(snapshot: CheckpointSnapshot, peers: Peers) -> None:
+def save_shard_for_main_process(snapshot: CheckpointContent, peers: Peers) -> None:
     """Writes the tensors of this process for the `save_checkpoint` of the main process, which reports all errors."""
     snapshot.check_tensors_are_savable()
     folder = json.loads(peers.gather_texts(json.dumps(None))[0])
@@ -143,11 +143,11 @@ def rename_aside(path: Path) -> None:
 def remove_partial_checkpoints(folder: Path) -> None:
     """Removes partial files of killed processes. Raises OSError."""
     for path in folder.glob(f"{durable.TEMPORARY_PREFIX}*"):
-        durable.remove_path(path)
+        durable.remove_file_or_tree(path)
 
 
 def _write_checkpoint(
-    path: Path, temporary: Path, snapshot: CheckpointSnapshot, state: bytes, peers: Peers
+    path: Path, temporary: Path, snapshot: CheckpointContent, state: bytes, peers: Peers
 ) -> Checkpoint:
     """Writes a checkpoint to the temporary directory, then renames it."""
     try:
@@ -164,7 +164,7 @@ def _write_checkpoint(
     return Checkpoint(path, snapshot.step, snapshot.best_step, files, sha256(manifest))
 
 
-def _write_shard_and_gather_entries(folder: Path, snapshot: CheckpointSnapshot, peers: Peers) -> dict[str, FileEntry]:
+def _write_shard_and_gather_entries(folder: Path, snapshot: CheckpointContent, peers: Peers) -> dict[str, FileEntry]:
     """Writes the tensors of this process; returns the entries of the files of all processes.
 
     Raises OSError when any process cannot write.

@@ -93,7 +93,7 @@ class ResponseBuilder:
         delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
         delta |= {"content": choice.text, **({"tool_calls": calls} if calls else {})}
         choice.n_sent = len(choice.calls)
-        event = self._wrap_choice_content(token.request, {"delta": delta} if self._is_chat else {"text": choice.text})
+        event = self._make_choice(token.request, {"delta": delta} if self._is_chat else {"text": choice.text})
         choice.text, choice.tokens = "", []
         return self._build_envelope(".chunk", choices=[event], **({"usage": None} if self.include_usage_event else {}))
 
@@ -111,9 +111,9 @@ class ResponseBuilder:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.calls:
             message |= {"content": choice.text or None, "tool_calls": [call.to_openai() for call in choice.calls]}
-        return self._wrap_choice_content(index, {"message": message} if self._is_chat else {"text": choice.text})
+        return self._make_choice(index, {"message": message} if self._is_chat else {"text": choice.text})
 
-    def _wrap_choice_content(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
+    def _make_choice(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
         choice = self._choices[index]
         return {
             "index": index,

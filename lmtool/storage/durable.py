@@ -222,7 +222,7 @@ def _remove_scratch_folder(folder: Path) -> None:
         folder.rmdir()
 
 
-def remove_path(path: Path) -> None:
+def remove_file_or_tree(path: Path) -> None:
     """Removes a file, a link, or a folder with its content, if it exists. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

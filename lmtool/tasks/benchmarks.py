@@ -260,7 +260,7 @@ def evaluate_lm_eval_tasks(
     torch.manual_seed(FEWSHOT_SEED)
     for task in tasks["tasks"].values():
         task.set_fewshot_seed(FEWSHOT_SEED)
-    with loaded.join_processes() as loaded:
+    with loaded.use_process_group() as loaded:
         model = lmeval.LmtoolModel(loaded, report)
         try:
             found = evaluate(model, dict(tasks), limit=max_rows_per_task, bootstrap_iters=0)
@@ -301,17 +301,17 @@ def _make_metric_with_interval(value: float, row_values: Sequence[Any], aggregat
         ratio = log_p_R.sum() / length_R.sum()
         # The ratio of two sums varies as the mean of this does.
         ends = bootstrap_mean_interval(ratio + (log_p_R - ratio * length_R) / length_R.mean())
-        return BenchmarkMetric(value, _aggregate_interval_ends(aggregate, [(one, 1) for one in ends]), log_p_R.tolist())
+        return BenchmarkMetric(value, _aggregate_each_end(aggregate, [(one, 1) for one in ends]), log_p_R.tolist())
     if kind not in ("mean", "perplexity") or not all(isinstance(one, int | float) for one in row_values):
         return BenchmarkMetric(value, None, [])
     values_R = np.array(row_values, dtype=np.float64)
     if np.isin(values_R, (0, 1)).all():
         return BenchmarkMetric(value, confidence_interval_95("accuracy", value, len(row_values)), values_R.tolist())
-    interval = _aggregate_interval_ends(aggregate or mean, bootstrap_mean_interval(values_R))
+    interval = _aggregate_each_end(aggregate or mean, bootstrap_mean_interval(values_R))
     return BenchmarkMetric(value, interval, values_R.tolist())
 
 
-def _aggregate_interval_ends(aggregate: Callable[[Sequence[Any]], float], ends: Iterable[Any]) -> tuple[float, float]:
+def _aggregate_each_end(aggregate: Callable[[Sequence[Any]], float], ends: Iterable[Any]) -> tuple[float, float]:
     """Returns an interval after an aggregation, the lower end first."""
     found = []
     for one in ends:

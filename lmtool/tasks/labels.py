@@ -165,7 +165,7 @@ def infer_label_kind(cells: Sequence[LabelCell]) -> LabelKind:
     return "number" if has_fractions or is_amount or len(numbers) > MAX_INTEGER_CLASSES else "class"
 
 
-def parse_label_cell(value: Any) -> LabelCell | None:
+def normalize_label_cell(value: Any) -> LabelCell | None:
     """Returns a value of a label column as stripped text, or as several texts.
 
     Returns "" for an empty value, and None for a value that cannot be a label. True and False are spelled as in JSON, a
@@ -183,7 +183,7 @@ def parse_label_cell(value: Any) -> LabelCell | None:
         case float():
             return "" if math.isnan(value) else str(int(value)) if value.is_integer() else repr(value)
         case list():
-            cells = [parse_label_cell(item) for item in value]
+            cells = [normalize_label_cell(item) for item in value]
             return tuple(str(c) for c in cells if c) if all(isinstance(c, str) for c in cells) else None
     return None
 

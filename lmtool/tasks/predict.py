@@ -60,7 +60,7 @@ def evaluate_tables(
         cost_table_path: table of costs, see `set_decision_rule`.
         print_line: called with a line about inferred columns.
     """
-    with loaded.join_processes() as loaded:
+    with loaded.use_process_group() as loaded:
         for source in sources:
             rows, task_of_table = read_labelled_rows_and_task(loaded, source, task_name, read_options)
             if skipped is not None:
@@ -115,7 +115,7 @@ def predict_labelled_rows(
     """Predicts the labelled rows of a table; returns the rows and the predictions. Raises as `evaluate_tables` does."""
     _check_can_predict_rows(loaded)
     rows, task_of_table = read_labelled_rows_and_task(loaded, source, task_name, read_options)
-    with loaded.join_processes() as loaded:
+    with loaded.use_process_group() as loaded:
         cells = task_of_table.predict_cells(make_task_model(loaded), task_of_table.encode(rows.items))
         return rows, [prediction for prediction, *_ in cells]
 
@@ -169,7 +169,7 @@ def predict_table_lazily(
 
     def predict_rows() -> Iterator[tuple[Row, Cells]]:
         rows = stream_unlabelled_rows(table, columns, skipped, chat=loaded.prompt_format.chat)
-        with loaded.join_processes() as joined:
+        with loaded.use_process_group() as joined:
             while chunk := list(islice(rows, CHUNK_ROWS)):
                 encoded = trained_task.encode([item for _, item in chunk])
                 cells = trained_task.predict_cells(make_task_model(joined), encoded)
@@ -211,13 +211,13 @@ class LabelPredictor:
     def compute_probabilities(self, rows: Sequence[EncodedRow]) -> Floats:
         """Computes the probability of each class or label, or the number, for encoded rows (R, C)."""
         task = cast(HeadTask, self.task)
-        with self.loaded.join_processes() as loaded:
+        with self.loaded.use_process_group() as loaded:
             scores_RC, _ = task.compute_scores(make_task_model(loaded), rows)
         return task.compute_probabilities(scores_RC)
 
     def predict(self, rows: Sequence[EncodedRow]) -> list[Prediction]:
         """Predicts encoded rows."""
-        with self.loaded.join_processes() as loaded:
+        with self.loaded.use_process_group() as loaded:
             return self.task.predict(make_task_model(loaded), rows)
 
 

@@ -22,7 +22,7 @@ from lmtool.runs.files import SavedSplit, TableSplit
 from lmtool.tasks.build import build_task, get_default_metric, get_task_class, resolve_objective
 from lmtool.tasks.data import TableData, TaskRows
 from lmtool.tasks.findings import find_table_problems
-from lmtool.tasks.labels import LabelMap, parse_label_cell
+from lmtool.tasks.labels import LabelMap, normalize_label_cell
 from lmtool.tasks.reading import (
     LabelledTable,
     find_label_index,
@@ -68,8 +68,8 @@ class TaskTables:
         label = find_label_index(self.table, self.columns)
         if label is None:
             return self.table.n_rows
-        records = self.table.file.read_records()
-        return sum(1 for _, values, fault in records if fault or parse_label_cell(values[label]) != "")
+        records = self.table.file.read_rows_and_faults()
+        return sum(1 for _, values, fault in records if fault or normalize_label_cell(values[label]) != "")
 
 
 def open_training_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:

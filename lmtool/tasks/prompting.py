@@ -25,7 +25,7 @@ from lmtool.generation.params import AnyParams
 from lmtool.printable import align_columns, format_count
 from lmtool.recipe.spec.text import Data
 from lmtool.runs.load import LoadedModel
-from lmtool.tasks.labels import LabelMap, parse_label_cell
+from lmtool.tasks.labels import LabelMap, normalize_label_cell
 from lmtool.tasks.metrics import MetricValues, class_metrics
 from lmtool.tasks.predict import AS_IN_TRAINING, CHUNK_ROWS, TablePredictions, open_table_like_training
 from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_unlabelled_rows
@@ -208,7 +208,7 @@ def evaluate_prompts(
     assert columns.label is not None
     label = table.names.index(columns.label)
     rows = table.rows(SkippedRowCounts() if read_options.skip_bad_rows else None)
-    cells = {parse_label_cell(row.values[label]) for row in rows}
+    cells = {normalize_label_cell(row.values[label]) for row in rows}
     merges = read_options.merge_labels
     labels = LabelMap.from_names("class", (merges.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))
     texts = read_labelled_table(table, columns, labels=labels, skip_bad_rows=read_options.skip_bad_rows, merges=merges)
@@ -223,7 +223,7 @@ def evaluate_prompts(
     # Answers follow a space, or the whitespace at the end of the prompt.
     gaps = [" " * (text == text.rstrip()) for text in prompts]
     pairs = [[(text, gap + answer) for answer in answers.values()] for text, gap in zip(prompts, gaps, strict=True)]
-    with loaded.join_processes() as loaded:
+    with loaded.use_process_group() as loaded:
         scored_PA = score_continuations(loaded, pairs, list(texts_by_name), report=report)
     total_PA = np.array([[one.total for one in scored] for scored in scored_PA])
     tokens_PA = np.array([[one.n_tokens for one in scored] for scored in scored_PA])

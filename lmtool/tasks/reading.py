@@ -39,7 +39,7 @@ from lmtool.tasks.labels import (
     infer_label_kind,
     infer_number_format,
     merge_and_count_labels,
-    parse_label_cell,
+    normalize_label_cell,
     split_label_names,
 )
 from lmtool.tasks.notices import find_misspelt_labels, format_merge_option, make_label_notices
@@ -266,7 +266,7 @@ def _drop_unusable_rows(
             n_left_out["blank rows"] += 1
         elif gold is not None and row.values[gold] == NO_AGREEMENT:
             n_left_out["rows without agreement"] += 1
-        elif label is not None and parse_label_cell(row.values[label]) == "":
+        elif label is not None and normalize_label_cell(row.values[label]) == "":
             n_left_out["rows without a label"] += 1
         else:
             yield row

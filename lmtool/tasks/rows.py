@@ -22,7 +22,7 @@ EVALUATION_RNG = np.random.Generator(np.random.PCG64(0))
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """One row of a table as token ids; see `PromptFormat.encode_row` and `PromptFormat.encode_pair`.
+    """One row of a table as token ids; see `PromptFormat.encode_row` and `PromptFormat.encode_source_and_target`.
 
     Args:
         number: of the row in its table.

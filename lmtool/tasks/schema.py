@@ -34,7 +34,7 @@ from lmtool.data.rowfile import DelimitedFile, count_words, find_matching_column
 from lmtool.data.table import SkippedRowCounts, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.labels import MAX_INTEGER_CLASSES, LabelCell, infer_label_kind, parse_label_cell
+from lmtool.tasks.labels import MAX_INTEGER_CLASSES, LabelCell, infer_label_kind, normalize_label_cell
 
 RowKind = Literal["texts", "words", "questions", "related"]
 """What a row holds. texts: one or several, with a label or a target. words: with a tag for each. questions: a question
@@ -210,7 +210,7 @@ class TableSample:
     def count_possible_classes(self, name: str) -> int:
         """Counts the different cells if these may be classes: at most MAX_INTEGER_CLASSES that recur, none empty;
         returns 0 otherwise."""
-        values = [parse_label_cell(cell) for cell in self.cells[name]]
+        values = [normalize_label_cell(cell) for cell in self.cells[name]]
         n = len(set(values)) if all(values) else 0
         return n if 2 <= n <= MAX_INTEGER_CLASSES and n < len(values) else 0
 
@@ -677,8 +677,8 @@ def _find_label_column_by_name(sample: TableSample, texts: Sequence[str]) -> str
     if found and not ratings:
         found = list(dict.fromkeys((*found, *_count_classes_by_column(sample, texts))))
     elif len(found) == 1:
-        values = set(map(parse_label_cell, sample.cells[found[0]]))
-        similar = [name for name in candidates if set(map(parse_label_cell, sample.cells[name])) == values]
+        values = set(map(normalize_label_cell, sample.cells[found[0]]))
+        similar = [name for name in candidates if set(map(normalize_label_cell, sample.cells[name])) == values]
         found = similar if len(similar) > MAX_SIMILAR_LABELS and len(values) > 1 else found
     if len(found) > 1:
         raise _ambiguous_label_error(sample, found)
@@ -757,7 +757,7 @@ def has_inferable_label(table: Table) -> bool:
 
 def _label_cells(sample: TableSample, label: str) -> list[LabelCell]:
     column = find_matching_column(label, sample.names) or label
-    return [cell for cell in map(parse_label_cell, sample.cells[column]) if cell]
+    return [cell for cell in map(normalize_label_cell, sample.cells[column]) if cell]
 
 
 def _uninferable_columns_error(sample: TableSample, unknown: Mapping[str, str]) -> DataError:

@@ -64,7 +64,7 @@ class TextToTextTask(Task):
         if row.is_truncated or row.target is None:
             return row
         texts = (self.prompt_format.tokenizer.decode(ids.tolist()) for ids in (row.tokens, row.target))
-        pair = self.prompt_format.encode_pair(*(self._dropout(text, rng) for text in texts))
+        pair = self.prompt_format.encode_source_and_target(*(self._dropout(text, rng) for text in texts))
         return replace(row, tokens=pair.source, target=pair.target)
 
     def encode(self, items: Sequence[LabelledRow]) -> list[EncodedRow]:
@@ -83,7 +83,7 @@ class TextToTextTask(Task):
                     answer = prompt_format.decode_generated(turn.target.tolist())
             else:
                 source_ids, target_ids = next(ids)
-                turn = self.prompt_format.encode_pair(source_ids, None if answer is None else target_ids)
+                turn = self.prompt_format.encode_source_and_target(source_ids, None if answer is None else target_ids)
             # Templates write spaces around an answer.
             text = answer.strip() if answer and chat else answer or ""
             row = EncodedRow(item.row, turn.source, turn.cut, target=turn.target, answer=text, learned=turn.learned)

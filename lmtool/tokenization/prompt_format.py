@@ -257,7 +257,7 @@ class PromptFormat:
         is_cut = any(len(old) != len(new) for old, new in zip(texts, fitted, strict=True))
         return RowWithSpecialTokens(tokens, np.array(segments, dtype=np.int64) if self.has_segments else None, is_cut)
 
-    def encode_pair(self, source: TokenIds, answer: TokenIds | None) -> EncodedSourceAndTarget:
+    def encode_source_and_target(self, source: TokenIds, answer: TokenIds | None) -> EncodedSourceAndTarget:
         """Adds special tokens to source and target, [EOS] to an empty source, and truncates them to the context.
 
         An encoder-decoder has the full context for each. In a prefix LM and a decoder both share one row, where the
@@ -302,7 +302,10 @@ class PromptFormat:
     def _truncate(
         self, source: TokenIds, target: TokenIds | None, n_special_tokens: int
     ) -> tuple[TokenIds, TokenIds | None]:
-        """Truncates source and target to the context less `n_special_tokens` special tokens; see `encode_pair`."""
+        """Truncates source and target to the context less `n_special_tokens` special tokens.
+
+        See `encode_source_and_target`.
+        """
         if self.context is None:
             return source, target
         room = self.context - n_special_tokens

@@ -25,7 +25,7 @@ from lmtool.runs.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.runs.directory import Run
 from lmtool.runs.files import SavedState, ValidationState, read_saved_state
 from lmtool.runs.log import LogRecord
-from lmtool.runs.saving import CheckpointSnapshot, save_shard_for_main_process
+from lmtool.runs.saving import CheckpointContent, save_shard_for_main_process
 from lmtool.storage.records import replace_nonfinite
 from lmtool.training.events import CheckpointSaved, EndReason, MetricsLogged, SampleGenerated, Warn
 from lmtool.training.fit import CompletedStep
@@ -190,7 +190,7 @@ class CheckpointManager:
         optimizer = select_own_tensors(moments, self.peers.rank)
         if self.spec.background:
             model, optimizer = tensors.copy_to_cpu(model), tensors.copy_to_cpu(optimizer)
-        snapshot = CheckpointSnapshot(step, model, optimizer, state.model_dump(), state.best_step)
+        snapshot = CheckpointContent(step, model, optimizer, state.model_dump(), state.best_step)
         save: Callable[[], Checkpoint | None] = partial(save_shard_for_main_process, snapshot, self.peers)
         if self.run is not None:
             save = partial(self.run.save_checkpoint, snapshot, self.spec.keep_last, self.interrupted_step, self.peers)

@@ -55,7 +55,7 @@ def plan_finetuning(
     return replace(plan, resolved=resolve_model_names(plan.resolved, None if plan.base is None else plan.base.recipe))
 
 
-def plan_finetuning_or_pretraining(
+def plan_training_for_data(
     source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
 ) -> TrainingPlan:
     """Plans what `lmtool finetune` would train if recipe or data are for it, or else `lmtool pretrain`.

@@ -30,7 +30,7 @@ from lmtool.objective.contrastive import (
     compute_vector_gradients,
     surrogate_loss,
 )
-from lmtool.objective.heads import ClassificationObjective, ContrastiveObjective
+from lmtool.objective.heads import ClassContrastiveObjective, ClassificationObjective
 from lmtool.printable import format_count
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
@@ -156,7 +156,7 @@ def fit(
         elif isinstance(optimizer, Lbfgs):
             take_step = partial(_fit_head_to_all_rows_, trainable, examples, recipe, compute, optimizer.l2)
         else:
-            contrasts = isinstance(trainable.objective, ContrastiveObjective)
+            contrasts = isinstance(trainable.objective, ClassContrastiveObjective)
             make_stepper = ContrastiveAndHeadStepper if contrasts else GradientStepper
             stepper = make_stepper(trainable, examples, recipe, compute, rows, carried_state)
             take_step = stack.enter_context(stepper).take_step

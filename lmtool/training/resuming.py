@@ -66,7 +66,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
         recipe = recipe.with_unvalidated_values({"evaluation.metric": get_default_metric(recipe.objective)})
-    with configure_compute(recipe.training.device, recipe.training.precision).join_processes() as compute:
+    with configure_compute(recipe.training.device, recipe.training.precision).use_process_group() as compute:
         world = compute.world
         compute = check_device_and_choose_sharding(recipe, compute, {})
         if world.is_main:

@@ -349,7 +349,7 @@ class TrainingSession:
         yield from self.manager.log_metrics(record | {"valid_loss": validation.loss} | metrics | norms)
         if step is not None:
             yield StepCompleted(step, validation, is_best)
-        yield from self._warn_of_bad_validation(number, validation, best)
+        yield from self._check_validation(number, validation, best)
         if self.prompts:
             with self.gather_weights():
                 yield from generate_and_log_samples(
@@ -358,9 +358,7 @@ class TrainingSession:
         # last, so that a run that is killed before repeats all of it
         yield from self.manager.record_validation_and_prune_checkpoints(number, state)
 
-    def _warn_of_bad_validation(
-        self, step: int, validation: ValidationResult, best_before: float | None
-    ) -> Iterator[Warn]:
+    def _check_validation(self, step: int, validation: ValidationResult, best_before: float | None) -> Iterator[Warn]:
         """Warns of a validation that is not finite or whose loss rises. best_before: the best value before it.
 
         Raises NumericalError when the first one is not finite.

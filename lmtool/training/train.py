@@ -35,7 +35,7 @@ def train(plan: TrainingPlan, options: SessionOptions) -> Iterator[Event]:
     """
     check_output_folder(options.output, options.replace_aborted)
     recipe = plan.recipe
-    with configure_compute(recipe.training.device, recipe.training.precision).join_processes() as joined:
+    with configure_compute(recipe.training.device, recipe.training.precision).use_process_group() as joined:
         compute = check_device_and_choose_sharding(recipe, joined, plan.resolved.origins)
         if compute.world.is_main:
             check_output_folder(options.output, options.replace_aborted)  # others may have been quicker

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from lmtool.runs.directory import Run
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 from tests.support.cli import RUN, SENTENCES, SMALL, Outcome, copied_run, exit_code_of, film_rows, write_table
 
 REFUSALS, OUTPUTS = (Path(__file__).with_name(name) for name in ("refusals.txt", "outputs.txt"))
@@ -257,7 +257,7 @@ def make_damaged_runs(run: Path, folder: Path) -> None:
         checkpoint, _ = opened.find_newest_checkpoint()
         weights = checkpoint.load_model()
         next(iter(weights.values())).view(-1)[3] = float("nan")
-        state = CheckpointSnapshot(8, weights, checkpoint.load_optimizer(), checkpoint.load_state(), 8)
+        state = CheckpointContent(8, weights, checkpoint.load_optimizer(), checkpoint.load_state(), 8)
         opened.save_checkpoint(state, keep_last=3)
 
 

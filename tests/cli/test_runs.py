@@ -15,7 +15,7 @@ from lmtool.errors import UsageError
 from lmtool.runs.creation import create_run
 from lmtool.runs.directory import Run
 from lmtool.runs.files import RunInfo
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def run(runs: Path) -> Run:
             step=0, command=["lmtool", "pretrain", "\x07"], environment={"torch": "2", "gpu": None}
         )
         run.metrics.append({"step": 1500, "valid_loss": 1.25})
-        run.save_checkpoint(CheckpointSnapshot(1500, {"w": torch.zeros(1000)}, {}, {}, 1500), keep_last=2)
+        run.save_checkpoint(CheckpointContent(1500, {"w": torch.zeros(1000)}, {}, {}, 1500), keep_last=2)
         run.end_session("finished")
     return run
 

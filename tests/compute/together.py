@@ -102,7 +102,7 @@ class _Local:
         patch.setattr(World, "create_text_exchange_group", lambda _: self._aside())
         patch.setattr(World, "wrap_data_parallel", lambda _, module: self.exchanging(module))
         patch.setattr(World, "skip_gradient_sync", lambda _, module: _alone(module))
-        patch.setattr(device, "join_processes", self._joined)
+        patch.setattr(device, "use_process_group", self._joined)
         # threads draw from one generator, so that none may train while another one initializes its model
         drawing, genuine = threading.Lock(), job.build_for_training
 

@@ -187,13 +187,13 @@ def test_faults_of_a_list_are_at_their_lines(tmp_path: Path) -> None:
 def test_a_list_is_read_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("[" + ",".join(json.dumps({"text": text}) for text in [prose(100)] * 3000))
-    rows = open_row_file(path, ".json", MAX_FIELD_CHARACTERS).read_records()
+    rows = open_row_file(path, ".json", MAX_FIELD_CHARACTERS).read_rows_and_faults()
     assert len([*islice(rows, 1500)]) == 1500  # the end, which is missing, has not been read
     with pytest.raises(DataError):
         list(rows)
     path.write_text('[{"text": "' + "a" * 100_000)
     with pytest.raises(DataError):
-        list(open_row_file(path, ".json", 1000).read_records())
+        list(open_row_file(path, ".json", 1000).read_rows_and_faults())
 
 
 @settings(max_examples=examples(100, 300), deadline=None)
@@ -288,7 +288,7 @@ def test_an_unclosed_quote_does_not_read_to_the_end(line: str, tmp_path: Path, m
 
     monkeypatch.setattr("lmtool.data.files.read_text_blocks", endless)
     file = open_row_file(tmp_path / "a.csv", ".csv", 1 << 12, hints=DialectHints(quoted=True, sample=1 << 10))
-    good, bad = islice(file.read_records(), 2)
+    good, bad = islice(file.read_rows_and_faults(), 2)
     assert good == (2, ["1", "good"], None)
     assert bad[2] is not None
     assert (bad[0], bad[2].line) == (3, 3)
@@ -301,4 +301,4 @@ def test_values_that_python_cannot_read_from_parquet_are_refused(tmp_path: Path)
     for columns, only in (({"text": bad}, None), ({"text": bad}, "text"), ({"text": ["a", "b"], "day": late}, None)):
         pq.write_table(pa.table(columns), path)
         with pytest.raises(DataError):
-            list(open_row_file(path, ".parquet", MAX_FIELD_CHARACTERS).read_records(only))
+            list(open_row_file(path, ".parquet", MAX_FIELD_CHARACTERS).read_rows_and_faults(only))

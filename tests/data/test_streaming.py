@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lmtool.data import files, streaming
 from lmtool.data.corpus import Corpus, DocumentChunk, DocumentDivision, open_corpus
 from lmtool.data.split import DocumentSplitPart
-from lmtool.data.streaming import BlockPosition, StreamBlock, StreamedText
+from lmtool.data.streaming import BlockPosition, StreamBlockReader, StreamedText
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 from tests.support.tables import PACKERS
@@ -33,7 +33,7 @@ def blocks(
 ) -> Iterator[list[DocumentChunk]]:
     """The chunks of each block of these turns, from a place on."""
     while place.turn < n_turns:
-        block = StreamBlock(text, place, *split)
+        block = StreamBlockReader(text, place, *split)
         yield list(block.read_chunks_and_record_end())
         place = block.end
 

@@ -40,7 +40,7 @@ from lmtool.runs.damage import find_damaged_run_files
 from lmtool.runs.directory import CHECKPOINTS, Run
 from lmtool.runs.files import ValidationState, read_saved_state
 from lmtool.runs.reference import read_verified_recipe
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 from lmtool.storage.checksum import xxh3
 from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.schema import choose_columns
@@ -503,7 +503,7 @@ def _run(place: Path) -> None:
             run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1.5, "lr": 1e-3, "seconds": 0.5})
             run.samples.append({"step": step, "prompt": "One", "text": "One day"})
         state = {"recipe": recipe.model_dump(mode="json"), "tokens": 100, "seconds": 1.0}
-        run.save_checkpoint(CheckpointSnapshot(2, {"w": torch.ones(2)}, {}, state), keep_last=2)
+        run.save_checkpoint(CheckpointContent(2, {"w": torch.ones(2)}, {}, state), keep_last=2)
         run.save_validation_and_prune(ValidationState(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0))
         run.end_session("finished")
 

@@ -17,7 +17,7 @@ from lmtool.recipe.spec.text import BpeTokenizer, TokenizerSpec, WordPieceTokeni
 from lmtool.runs.creation import create_run
 from lmtool.runs.files import RunInfo
 from lmtool.runs.load import build_for_training
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 from lmtool.tokenization.tokenizer import Tokenizer
 
 CORPUS = ["They waited for the rain to end, and then they walked home along the sea wall.", "Why? ¿Qué! 漢字 🙂"] * 20
@@ -78,5 +78,5 @@ def made(
         ),
         {"recipe.yaml": dump_yaml(recipe).encode(), **tokenizer.serialize_files()},
     ) as run:
-        run.save_checkpoint(CheckpointSnapshot(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
+        run.save_checkpoint(CheckpointContent(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
     return folder

@@ -8,7 +8,7 @@ import torch
 
 from lmtool.model import DecodeState
 from lmtool.model import fixed as module
-from lmtool.model.fixed import DecodeStateShape, FixedSizeDecodeState
+from lmtool.model.fixed import DecodeStateShape, StaticDecodeState
 from lmtool.model.state import RowTokens
 from tests.support import tiny
 from tests.support.tiny import CACHED, TRANSFORMERS
@@ -36,8 +36,8 @@ def state_of(family: str, lengths: tuple[int, ...], seed: int = 0) -> tuple[Any,
     return model, DecodeState.join_rows(states).trim_common_padding()
 
 
-def fixed_of(state: DecodeState) -> FixedSizeDecodeState:
-    fixed = FixedSizeDecodeState.empty_like(state, DecodeStateShape.from_state(state))
+def fixed_of(state: DecodeState) -> StaticDecodeState:
+    fixed = StaticDecodeState.empty_like(state, DecodeStateShape.from_state(state))
     fixed.copy_from_(state)
     return fixed
 

@@ -12,13 +12,13 @@ from lmtool.batch import Batch
 from lmtool.errors import RecipeError
 from lmtool.model import build
 from lmtool.model.layers.ngrams import FrequentNgramEmbedding, find_ngram_embeddings
-from lmtool.recipe.spec.transformer import NgramTable, Transformer
+from lmtool.recipe.spec.transformer import FrequentNgramTable, Transformer
 from tests.support import tiny
 from tests.support.tiny import VOCAB
 
 
 def table(**changes: Any) -> FrequentNgramEmbedding:
-    return FrequentNgramEmbedding(NgramTable(**changes), 5, VOCAB)
+    return FrequentNgramEmbedding(FrequentNgramTable(**changes), 5, VOCAB)
 
 
 def found_in(tokens: list[int], longest: int, min_count: int) -> Counter[tuple[int, ...]]:
@@ -100,10 +100,12 @@ def test_only_decoders_have_them(shape: str) -> None:
 
 def test_a_key_has_63_bits_at_most() -> None:
     largest = math.isqrt(2**63 - 1) - 1
-    spec = Transformer(kind="transformer", n_layers=1, d_model=4, n_heads=1, context=4, ngram_embedding=NgramTable())
+    spec = Transformer(
+        kind="transformer", n_layers=1, d_model=4, n_heads=1, context=4, ngram_embedding=FrequentNgramTable()
+    )
     with torch.device("meta"), pytest.raises(RecipeError, match="longest: 3 is too long for a vocabulary of 3,"):
         build(spec, largest)
-    pairs = FrequentNgramEmbedding(NgramTable(longest=2, entries=8), 1, largest)
+    pairs = FrequentNgramEmbedding(FrequentNgramTable(longest=2, entries=8), 1, largest)
     pairs.select_ngrams_(torch.tensor([largest - 1] * 9))
     torch.nn.init.ones_(pairs.weight)
     tokens = torch.tensor([[largest - 1, largest - 1, largest - 2]])

@@ -15,7 +15,7 @@ from lmtool.model import SkipGramModel, build
 from lmtool.objective import Example, VocabularyInfo
 from lmtool.objective import skipgram as module
 from lmtool.objective.skipgram import SkipGramObjective
-from lmtool.recipe.spec.objective import SkipGramWindow
+from lmtool.recipe.spec.objective import SkipGramPrediction
 from lmtool.recipe.spec.words import SkipGram
 from tests.reference import skipgram as reference
 
@@ -26,7 +26,7 @@ COUNTS = np.array([0, 9, 9, 50, 0, 0, 0, *range(1, 13), 0])
 
 def objective(counts: Any = COUNTS, **keys: Any) -> SkipGramObjective:
     vocabulary = VocabularyInfo(V, 0, BOS, EOS, 4, 5, 6, (BOS,), (), frozenset(range(SPECIALS)), counts)
-    return SkipGramObjective(SkipGramWindow.model_validate({"kind": "skip-gram", **keys}), vocabulary)
+    return SkipGramObjective(SkipGramPrediction.model_validate({"kind": "skip-gram", **keys}), vocabulary)
 
 
 def model(d_model: int = 5) -> SkipGramModel:

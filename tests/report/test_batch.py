@@ -14,7 +14,7 @@ from lmtool.errors import DataError
 from lmtool.recipe.load import load, parse_settings, shipped_recipes
 from lmtool.recipe.spec.objective import Classification, Seq2Seq, Tagging
 from lmtool.report.batch import collate_batch_of_step, format_batch_lines, render_batch_page, tabulate_batch
-from lmtool.training.finetuning import plan_finetuning_or_pretraining
+from lmtool.training.finetuning import plan_training_for_data
 from tests.support.cases import nightly_but
 from tests.support.shipped import ONE_OF_EACH_KIND
 
@@ -62,7 +62,7 @@ def tables(folder):
 def given(name, source, *overrides, step=1, rows=1, typed=()):
     settings = parse_settings([f"data.train={source}", *overrides])
     return collate_batch_of_step(
-        plan_finetuning_or_pretraining(None, name, settings), typed, step, rows, lambda stage, done, total: None
+        plan_training_for_data(None, name, settings), typed, step, rows, lambda stage, done, total: None
     )
 
 

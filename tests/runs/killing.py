@@ -21,14 +21,14 @@ from lmtool.runs import checkpoint, tensors
 from lmtool.runs.creation import create_run
 from lmtool.runs.directory import CHECKPOINTS, Run
 from lmtool.runs.lock import is_run_locked
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 from tests.support.runs import FILES, names, run_info
 
 
 def save(run: Run, step: int) -> None:
     run.metrics.append({"step": step, "loss": 1 / step})
     weight = torch.full((30_000,), float(step))
-    run.save_checkpoint(CheckpointSnapshot(step, {"weight": weight}, {"moment": -weight}, {"step": step}), keep_last=1)
+    run.save_checkpoint(CheckpointContent(step, {"weight": weight}, {"moment": -weight}, {"step": step}), keep_last=1)
 
 
 def new_run(folder: Path) -> Run:

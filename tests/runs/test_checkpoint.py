@@ -20,7 +20,7 @@ from lmtool.errors import CheckpointError, ResourceError
 from lmtool.runs import checkpoint, saving
 from lmtool.runs import tensors as saved_tensors
 from lmtool.runs.checkpoint import CHECKPOINT_FILES, Checkpoint
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 from tests.support.damage import flip_bit, sign
 from tests.support.disks import failing_call, file_size_limit
 from tests.support.runs import names, step_names
@@ -43,7 +43,7 @@ def tensors(step: int) -> dict[str, Tensor]:
 
 
 def save(folder: Path, step: int, best_step: int | None = None, keep_last: int = 99, **options: Any) -> Checkpoint:
-    snapshot = CheckpointSnapshot(step, tensors(step), {"moment": torch.tensor([step])}, {"step": step}, best_step)
+    snapshot = CheckpointContent(step, tensors(step), {"moment": torch.tensor([step])}, {"step": step}, best_step)
     return saving.save_checkpoint(folder, snapshot, keep_last=keep_last, **options)
 
 
@@ -63,7 +63,7 @@ def refused(path: Path, **options: Any) -> CheckpointError:
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     state = {"lr": 0.1 + 0.2, "words": "é\n\ud800", "none": None, "list": [1, 2]}
-    saved = saving.save_checkpoint(tmp_path, CheckpointSnapshot(7, tensors(7), STRIDED, state, 3), keep_last=1)
+    saved = saving.save_checkpoint(tmp_path, CheckpointContent(7, tensors(7), STRIDED, state, 3), keep_last=1)
     path = tmp_path / "step-000007"
     loaded = checkpoint.open_and_verify_checkpoint(path)
     assert as_bytes(loaded.load_model()) == as_bytes(saved.load_model()) == as_bytes(tensors(7))
@@ -86,7 +86,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 )
 def test_what_no_file_can_hold_is_refused(model: Any, optimizer: Any, state: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'embedding' and 'head'|complex64|JSON"):
-        saving.save_checkpoint(tmp_path, CheckpointSnapshot(1, model, optimizer, state), keep_last=1)
+        saving.save_checkpoint(tmp_path, CheckpointContent(1, model, optimizer, state), keep_last=1)
     assert names(tmp_path) == []
 
 
@@ -272,7 +272,7 @@ def test_a_failing_disk_leaves_the_earlier_checkpoints(
 def test_a_write_cut_short_by_the_system_leaves_the_earlier_checkpoints(tmp_path: Path) -> None:
     save(tmp_path, 1)
     with file_size_limit(100_000), pytest.raises(ResourceError):
-        saving.save_checkpoint(tmp_path, CheckpointSnapshot(2, {"weight": torch.zeros(50_000)}, {}, {}), keep_last=1)
+        saving.save_checkpoint(tmp_path, CheckpointContent(2, {"weight": torch.zeros(50_000)}, {}, {}), keep_last=1)
     assert names(tmp_path) == step_names(1)
     assert checkpoint.find_newest_valid_checkpoint(tmp_path)[0].step == 1
 

@@ -10,7 +10,7 @@ from lmtool.runs.creation import create_run
 from lmtool.runs.damage import find_damaged_run_files
 from lmtool.runs.directory import Run
 from lmtool.runs.files import RunInfo, ValidationState
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 from lmtool.storage.records import encode_json, encode_with_checksum
 from tests.support.cases import nightly_but
 
@@ -40,7 +40,7 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             run.metrics.append({"step": step, "loss": 2.0, "gradient_norms": {"h": [1.0, None]}})
             run.samples.append({"step": step, "prompt": "One", "text": " day"})
             run.save_checkpoint(
-                CheckpointSnapshot(step, {"w": torch.ones(2)}, {"m": torch.ones(2)}, STATE, 2), keep_last=9
+                CheckpointContent(step, {"w": torch.ones(2)}, {"m": torch.ones(2)}, STATE, 2), keep_last=9
             )
         run.save_validation_and_prune(ValidationState(step=2, best_step=2, best_value=1.5, stale=0))
         run.write_results(RESULTS)
@@ -123,7 +123,7 @@ def test_a_forged_state_with_the_right_checksum_is_reported(whole: Path) -> None
     with Run.open(whole) as run:
         run.lock()
         for step, state in enumerate(({}, {"recipe": {}, "stale": -1}, {"recipe": {}, "new": 1}), start=3):
-            run.save_checkpoint(CheckpointSnapshot(step, {}, {}, state, 2), keep_last=9)
+            run.save_checkpoint(CheckpointContent(step, {}, {}, state, 2), keep_last=9)
     steps = [f"checkpoints/step-00000{step}/state.json" for step in (3, 4, 5)]
     assert found(whole) == steps
 

@@ -19,7 +19,7 @@ from lmtool.runs.creation import check_output_folder, create_run
 from lmtool.runs.directory import Run
 from lmtool.runs.files import Session, ValidationState, describe_environment
 from lmtool.runs.lock import RunLock
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 from lmtool.storage.records import encode_with_checksum
 from tests.support.disks import failing_call
 from tests.support.errors import refuses
@@ -37,7 +37,7 @@ def without_checksum(state: ValidationState | None) -> ValidationState | None:
 def writes(run: Run) -> list[Callable[[], object]]:
     """All that changes a run of two steps, to go on at the second."""
     return [
-        lambda: run.save_checkpoint(CheckpointSnapshot(30, {}, {}, {}), keep_last=1),
+        lambda: run.save_checkpoint(CheckpointContent(30, {}, {}, {}), keep_last=1),
         lambda: run.rewind_and_start_session(step=20, command=[], environment={}),
         lambda: run.rewind_and_start_session(step=10, command=[], environment={}),
         lambda: run.end_session("finished"),
@@ -225,7 +225,7 @@ def test_resuming_takes_away_what_came_after_its_step(make: MakeRun, pending: bo
         assert not (run.path / "metrics.json").exists()
         assert [session.step for session in run.info.sessions] == [0, 20]
         assert run.find_newest_checkpoint()[0].step == 20
-        run.save_checkpoint(CheckpointSnapshot(30, {"w": torch.tensor([-30])}, {}, {}, 10), keep_last=1)
+        run.save_checkpoint(CheckpointContent(30, {"w": torch.tensor([-30])}, {}, {}, 10), keep_last=1)
         assert run.find_newest_checkpoint()[0].load_model()["w"].item() == -30
         assert names(run.path / "checkpoints") == [*step_names(10, 30), "step-000030.aside-1"]
 
@@ -270,7 +270,7 @@ def test_the_newest_is_the_best_before_any_validation(runs: Path) -> None:
         with refuses("no_checkpoint"):
             run.find_best_checkpoint()
         for step in (1, 2):
-            run.save_checkpoint(CheckpointSnapshot(step, {}, {}, {}), keep_last=9)
+            run.save_checkpoint(CheckpointContent(step, {}, {}, {}), keep_last=9)
         assert run.find_best_checkpoint()[0].step == 2
 
 

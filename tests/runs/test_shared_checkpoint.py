@@ -20,7 +20,7 @@ from lmtool.errors import CheckpointError, ResourceError
 from lmtool.runs import checkpoint, saving
 from lmtool.runs.checkpoint import Checkpoint
 from lmtool.runs.creation import create_run
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 from lmtool.storage import durable
 from tests.support.damage import flip_bit, sign
 from tests.support.disks import failing_call
@@ -76,8 +76,8 @@ def together(lead: Callable[[Any], Any], follow: Callable[[Any], Any]) -> Any:
 def save(folder: Path, step: int) -> Checkpoint:
     whole, moments = tensors(step), {"moment": torch.full((4,), float(step))}
 
-    def snapshot(rank: int) -> CheckpointSnapshot:
-        return CheckpointSnapshot(step, part(whole, rank), part(moments, rank), {"step": step} if rank == 0 else {})
+    def snapshot(rank: int) -> CheckpointContent:
+        return CheckpointContent(step, part(whole, rank), part(moments, rank), {"step": step} if rank == 0 else {})
 
     saved: Checkpoint = together(
         lambda peers: saving.save_checkpoint(folder, snapshot(0), keep_last=9, peers=peers),
@@ -230,8 +230,8 @@ def test_no_process_waits_for_logs_that_cannot_be_written(tmp_path: Path) -> Non
     run = create_run(tmp_path / "run", run_info(), FILES)
     with run, failing_call(run, "_sync_logs"), refuses("no_space"):
         together(
-            lambda peers: run.save_checkpoint(CheckpointSnapshot(4, {}, {}, {}), keep_last=1, peers=peers),
-            lambda peers: saving.save_shard_for_main_process(CheckpointSnapshot(0, {}, {}, {}), peers),
+            lambda peers: run.save_checkpoint(CheckpointContent(4, {}, {}, {}), keep_last=1, peers=peers),
+            lambda peers: saving.save_shard_for_main_process(CheckpointContent(0, {}, {}, {}), peers),
         )
 
 

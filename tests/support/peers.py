@@ -198,7 +198,9 @@ def rows_of(loaded: LoadedModel) -> list[list[int]]:
         prompt_format = loaded.prompt_format
         rows.append(
             (
-                prompt_format.encode_pair(ids, None)[0] if prompt_format.answers else prompt_format.encode_row([ids])[0]
+                prompt_format.encode_source_and_target(ids, None)[0]
+                if prompt_format.answers
+                else prompt_format.encode_row([ids])[0]
             ).tolist()
         )
     return rows

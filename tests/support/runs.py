@@ -8,7 +8,7 @@ import torch
 from lmtool.runs.creation import create_run
 from lmtool.runs.directory import Run
 from lmtool.runs.files import RunInfo
-from lmtool.runs.saving import CheckpointSnapshot
+from lmtool.runs.saving import CheckpointContent
 
 MakeRun = Callable[..., Run]
 """The fixture `make`."""
@@ -32,7 +32,7 @@ def make_run(
         for step in steps:
             run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1 + step / 100})
             run.samples.append({"step": step, "prompt": "", "text": "Once"})
-            snapshot = CheckpointSnapshot(step, {"w": torch.tensor([step])}, {}, {"step": step}, steps[0])
+            snapshot = CheckpointContent(step, {"w": torch.tensor([step])}, {}, {"step": step}, steps[0])
             run.save_checkpoint(snapshot, keep_last=len(steps))
         if finished:
             run.end_session("finished")

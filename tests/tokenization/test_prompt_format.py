@@ -174,7 +174,7 @@ def test_the_longest_texts_are_cut(sizes: list[int], room: int) -> None:
 
 
 def pair(made: PromptFormat, source: str, answer: str | None) -> tuple[list[int], list[int] | None, bool]:
-    found = made.encode_pair(
+    found = made.encode_source_and_target(
         np.array(ids(source), dtype=np.int64), None if answer is None else np.array(ids(answer), dtype=np.int64)
     )
     return found.source.tolist(), None if found.target is None else found.target.tolist(), found.cut
@@ -271,11 +271,13 @@ def test_a_published_decoder_without_a_template_continues_the_source(tmp_path: P
     t = made.tokenizer
     before = [t.bos_id] if begins else []
     source, target = t.encode("Who?"), t.encode(" Tom.")
-    found = made.encode_pair(np.array(source), np.array(target))
+    found = made.encode_source_and_target(np.array(source), np.array(target))
     assert found.source.tolist() == [*before, *source]
     assert found.target is not None
     assert found.target.tolist() == [*target, t.eos_id]
-    assert made.encode_pair(np.array([], dtype=np.int64), np.array(target)).source.tolist() == (before or [t.eos_id])
+    assert made.encode_source_and_target(np.array([], dtype=np.int64), np.array(target)).source.tolist() == (
+        before or [t.eos_id]
+    )
 
 
 def test_a_conversation_learns_all_turns_of_the_assistant(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def write_cleaned_table(
             part, like = named[other]
             removal = Removal(reason="nearly equal rows", part=part, other=like.row, similarity=similarity)
             gone[named[row][1].row] = removal
-    begins = [line or 0 for line, _, _ in file.read_records()]
+    begins = [line or 0 for line, _, _ in file.read_rows_and_faults()]
     kept = (line for n, line in enumerate(file.lines(), 1) if bisect_right(begins, n) not in gone)
     durable.write_file(output_path, "".join(kept).encode(file.encoding or "UTF-8"))
     lines = (json.dumps({"row": row, **gone[row]}) + "\n" for row in sorted(gone))

@@ -39,7 +39,7 @@ from lmtool.runs.history import RunHistory, finite_number
 from lmtool.runs.listing import read_recipe_values
 from lmtool.runs.lock import is_run_locked
 from lmtool.storage import durable
-from lmtool.training.finetuning import plan_finetuning_or_pretraining
+from lmtool.training.finetuning import plan_training_for_data
 
 HELD_OUT_SETTING = "data.valid_fraction", "0.25"
 """Setting for tables so small that a run holds out no rows, because settings are compared on rows held out."""
@@ -65,7 +65,7 @@ class EndedProcess(NamedTuple):
 class SweepArguments:
     """The arguments of all runs of a sweep.
 
-    source, recipe: see `plan_finetuning_or_pretraining`. fixed_settings: `KEY=VALUE` texts. table_settings: options
+    source, recipe: see `plan_training_for_data`. fixed_settings: `KEY=VALUE` texts. table_settings: options
         that read tables. subcommand: the command that trains on the data; None until they are resolved.
     """
 
@@ -87,7 +87,7 @@ class SweepArguments:
             if not source.startswith(HUB_PREFIX):
                 find_files(source)
         settings = self._parse_settings({key: values[0] for key, values in axes.items()})
-        plan = plan_finetuning_or_pretraining(self.source, self.recipe, settings, report)
+        plan = plan_training_for_data(self.source, self.recipe, settings, report)
         messages: list[str] = []
         inputs = replace(self, subcommand="finetune" if plan.tables else "pretrain")
         if plan.tables:
@@ -104,7 +104,7 @@ class SweepArguments:
 
     def resolve_recipe(self, point: GridPoint) -> Recipe:
         """Returns the recipe of a run before its text is read. Raises LmtoolError."""
-        return plan_finetuning_or_pretraining(self.source, self.recipe, self._parse_settings(point)).recipe
+        return plan_training_for_data(self.source, self.recipe, self._parse_settings(point)).recipe
 
     def build_command(self, point: GridPoint) -> list[str]:
         """Returns the command that trains a run, by resolved arguments."""
@@ -191,7 +191,7 @@ class Sweep:
         done = run.state == "finished" and all((run.path / file).exists() for file in files)
         return 1.0 if done else min(0.999, list_checkpoints(run.path / CHECKPOINTS)[-1][0] / steps)
 
-    def collect_results(self) -> list[GridPointResults]:
+    def rank_results(self) -> list[GridPointResults]:
         """Returns the results of the settings, the best first."""
         histories = self._open_histories(self.points)
         return results.group_and_rank_by_grid_point(

@@ -66,11 +66,11 @@ def plan(
         resolve(recipes[0], settings)
 
     from lmtool.training.cost.planning import forecast_training
-    from lmtool.training.finetuning import plan_finetuning_or_pretraining
+    from lmtool.training.finetuning import plan_training_for_data
 
     with Display(shown=True, quiet=quiet) as display:
         report = display.report
-        planned = plan_finetuning_or_pretraining(source, recipes[0] if recipes else None, settings, report)
+        planned = plan_training_for_data(source, recipes[0] if recipes else None, settings, report)
         result = forecast_training(
             planned, n_devices=devices, device_kind=device_kind, utilisation=utilization, report=report
         )

@@ -118,14 +118,14 @@ def batch(
 
     from lmtool.cli.progress import Display
     from lmtool.report import batch as described
-    from lmtool.training.finetuning import plan_finetuning_or_pretraining
+    from lmtool.training.finetuning import plan_training_for_data
     from lmtool.training.plan import plan_pretraining
 
     with Display(shown=True, quiet=quiet) as display:
         if texts:
             plan = plan_pretraining(run, recipe, settings, display.report)
         else:
-            plan = plan_finetuning_or_pretraining(run, recipe, settings, display.report)
+            plan = plan_training_for_data(run, recipe, settings, display.report)
         collated = described.collate_batch_of_step(plan, texts, step, rows, display.report)
     show_picture(
         lambda width, *, ascii_only: described.format_batch_lines(collated, ascii_only=ascii_only),

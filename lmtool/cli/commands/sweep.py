@@ -131,7 +131,7 @@ def sweep(
             train_by_halving(list(choices), slots, lambda: 60 * minutes - (time.monotonic() - began), this)
     except KeyboardInterrupt:
         eprint(f"stopped; the same command goes on, with -o {folder}")
-    rows = this.collect_results()
+    rows = this.rank_results()
     page, best = this.write_page_and_best_recipe(
         f"Sweep of {', '.join(key for key in axes if key != 'seed') or 'seeds'}", rows, axes
     )

@@ -54,7 +54,7 @@ _KINDS: Mapping[str, type] = {
 
 
 @dataclass(frozen=True)
-class SameValueRule(KeyRule):
+class CopiedValueRule(KeyRule):
     """A value that keys of the recipe, separated by spaces, have as well.
 
     Of several published keys for one of the recipe, further ones may be missing and must agree; where dropouts do not

@@ -128,7 +128,7 @@ class T5OutputTyingAndScaleRule(KeyRule):
 
 
 @dataclass(frozen=True)
-class GgufRotaryRule(KeyRule):
+class GgufRopeConfigRule(KeyRule):
     """Rotary positions of GGUF files: `rope.*`, with the defaults of llama.cpp.
 
     The key is a tensor, the divisors of the frequencies of Llama 3. can_be_partial: a share of a head may be rotated.

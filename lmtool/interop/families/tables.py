@@ -16,7 +16,7 @@ from lmtool.recipe.spec.position import SinusoidalPosition
 from lmtool.recipe.spec.transformer import Transformer
 
 RULES: Mapping[str, Callable[..., rules.KeyRule]] = {
-    "key": rules.SameValueRule,
+    "key": rules.CopiedValueRule,
     "written": rules.WriteOnlyRule,
     "derived": rules.DerivedSizeRule,
     "constant": rules.ConstantRule,
@@ -36,9 +36,9 @@ RULES: Mapping[str, Callable[..., rules.KeyRule]] = {
     "modern-rotary": special_rules.ModernBertRotaryRule,
     "t5-activation": special_rules.T5ActivationRule,
     "t5-output": special_rules.T5OutputTyingAndScaleRule,
-    "gguf-rotary": special_rules.GgufRotaryRule,
+    "gguf-rotary": special_rules.GgufRopeConfigRule,
 }
-"""Rules by their names in files. A text in place of a rule is a `SameValueRule`."""
+"""Rules by their names in files. A text in place of a rule is a `CopiedValueRule`."""
 
 
 def _deinterleaved_sinusoid_layout(dim: int) -> LayoutFactory:
@@ -151,7 +151,7 @@ def _build_rule(row: str | Mapping[str, Any]) -> rules.KeyRule:
     `if` and `only-if` list the objectives for which it is read; with `only-if` it is written for no others either.
     """
     if isinstance(row, str):
-        return rules.SameValueRule(row)
+        return rules.CopiedValueRule(row)
     (name, argument), *more = row.items()
     options = dict(more)
     only_if, kinds = options.pop("only-if", ""), options.pop("if", "")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.errors import RecipeError
-from lmtool.recipe.spec.transformer import NgramTable
+from lmtool.recipe.spec.transformer import FrequentNgramTable
 
 _UNUSED_KEY = torch.iinfo(torch.int64).max
 """The key of a table entry without an n-gram."""
@@ -74,7 +74,7 @@ class FrequentNgramEmbedding(PrecedingTokensEmbedding):
     keys_K: Tensor
     """The n-gram of each entry as one number, ascending."""
 
-    def __init__(self, spec: NgramTable, width: int, vocab_size: int) -> None:
+    def __init__(self, spec: FrequentNgramTable, width: int, vocab_size: int) -> None:
         """Raises RecipeError for a vocabulary so large that an n-gram does not fit in 63 bits."""
         super().__init__()
         self.max_n, self.min_count, self._base = spec.longest, spec.min_count, vocab_size + 1

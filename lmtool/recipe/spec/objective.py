@@ -154,7 +154,7 @@ class Seq2Seq(Spec):
     """Scheduled sampling of input tokens; none by default."""
 
 
-class SkipGramWindow(Spec):
+class SkipGramPrediction(Spec):
     """Predict the context words of each word (Mikolov et al. 2013)."""
 
     kind: Literal["skip-gram"]
@@ -172,7 +172,7 @@ class SkipGramWindow(Spec):
     """Subsampling threshold: words of higher relative frequency are dropped at random (word2vec); 0 keeps all."""
 
 
-class CbowWindow(SkipGramWindow):
+class CbowPrediction(SkipGramPrediction):
     """Predict each word from the mean of its context words (CBOW, Mikolov et al. 2013)."""
 
     kind: Literal["cbow"]  # type: ignore[assignment]  # the same windows for another objective
@@ -318,8 +318,8 @@ AnyObjective = Annotated[
     | SpanCorruption
     | Prefix
     | Seq2Seq
-    | SkipGramWindow
-    | CbowWindow
+    | SkipGramPrediction
+    | CbowPrediction
     | WeightedCounts
     | WindowCounts
     | HeadSpec

@@ -89,7 +89,7 @@ class DenseFeedForward(Spec):
 AnyFeedForward = DenseFeedForward
 
 
-class NgramTable(Spec):
+class FrequentNgramTable(Spec):
     """Embeddings of frequent n-grams of tokens, which the optimizer updates by Adagrad with one scale per row."""
 
     entries: PositiveInt = 131_072
@@ -206,7 +206,7 @@ class Transformer(InitialEmbeddingsModelSpec):
     """Dropout inside the feed-forward network, after the nonlinearity."""
     init: Init = Init()
     """Initial weights."""
-    ngram_embedding: NgramTable | None = None
+    ngram_embedding: FrequentNgramTable | None = None
     """Add to the embedding of a token those of the n-grams that end with it, in a decoder (Huang et al. 2025)."""
     smear: bool = False
     """Add to the embedding of a token that of the one before it, by a gate that reads the token and a learned scalar,

@@ -22,7 +22,7 @@ from lmtool.model import LanguageModel, build
 from lmtool.model.size import UNCOUNTABLE, count_parameters, estimate_persistent_memory
 from lmtool.objective import Objective, VocabularyInfo
 from lmtool.objective import build_objective_for_vocabulary as objective_of
-from lmtool.recipe.spec.objective import Embedding, HeadSpec, Masked, ReplacedTokens, SkipGramWindow
+from lmtool.recipe.spec.objective import Embedding, HeadSpec, Masked, ReplacedTokens, SkipGramPrediction
 from lmtool.recipe.spec.recipe import Model, Recipe, make_generator_spec
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.transformer import Transformer
@@ -194,7 +194,7 @@ def _list_forecast_assumptions(
         yield "memory and operations are without those of the model that it reads features of"
     if isinstance(objective, ReplacedTokens):
         yield "activations are those of the detector; its generator takes some more"
-    if isinstance(objective, SkipGramWindow) and objective.negatives:
+    if isinstance(objective, SkipGramPrediction) and objective.negatives:
         yield "operations are those of the full softmax; negative samples take far fewer"
     if (
         training.has_budget
