@@ -37,7 +37,15 @@ settings.register_profile(
 """Of which a failing example is not made smaller; for `make mutants`."""
 settings.load_profile("fast")
 
-LONGEST = ("test_processes.py", "test_sharding.py", "test_faults.py", "test_pairs.py", "test_kill.py", "test_docs.py")
+LONGEST = (
+    "test_folds.py",
+    "test_processes.py",
+    "test_sharding.py",
+    "test_faults.py",
+    "test_pairs.py",
+    "test_kill.py",
+    "test_docs.py",
+)
 """Files that go first, so that at the end no worker waits for another."""
 
 
