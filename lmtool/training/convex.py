@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from lmtool.arrays import Floats
 from lmtool.batch import Batch
@@ -25,6 +26,7 @@ from lmtool.objective.heads import ClassificationObjective
 from lmtool.printable import format_count
 from lmtool.tasks.baseline import LABEL_KIND_METRICS, compute_main_metric
 from lmtool.tasks.labels import LabelKind
+from lmtool.training.lbfgs import minimize_lbfgs
 
 PENALTIES = (1e4, 10.0, 1.0, 0.3, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 """Values of l2 that cross-validation chooses from. With the first one a head that starts as naive Bayes stays naive
@@ -51,10 +53,8 @@ MIX_PENALTY = 1e-3
 MAX_LOG_FACTOR = 5.0
 """Maximum absolute logarithm of the factor on scores."""
 
-MAX_ITERATIONS, ITERATIONS_PER_CHECK = 500, 10
-
 TOLERANCE = 1e-8
-"""The search for weights ends when ITERATIONS_PER_CHECK decrease the mean loss by less."""
+"""The search for weights ends when ten iterations decrease the mean loss by no more."""
 
 ROUGH_TOLERANCE = 1e-5
 """The same while the penalty is chosen: ten times as fast, and with weak penalties not worse on other rows."""
@@ -112,9 +112,9 @@ class FeatureLinearOperator(NamedTuple):
     multiplications for each score.
     """
 
-    forward: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor], Tensor]
-    squares_FC: Tensor
+    forward: Callable[[Floats], Floats]
+    backward: Callable[[Floats], Floats]
+    squares_FC: Floats
     n_products: int
 
 
@@ -258,30 +258,59 @@ class HeadFittingProblem:
     def feature_operator(self) -> FeatureLinearOperator:
         """The features, in the basis of the rows or joined, as `minimize` multiplies them."""
         if self.row_basis is not None:
-            rows_CRS = torch.from_numpy(self.row_basis.coordinates_CRR)
-            square_SC = rows_CRS.square().sum(1).T
-            if len(rows_CRS) == 1:
-                return FeatureLinearOperator(rows_CRS[0].matmul, rows_CRS[0].T.matmul, square_SC, self.n_rows**2)
+            rows_CRS = self.row_basis.coordinates_CRR
             return FeatureLinearOperator(
-                lambda weight_SC: torch.einsum("crs,sc->rc", rows_CRS, weight_SC),
-                lambda slope_RC: torch.einsum("crs,rc->sc", rows_CRS, slope_RC),
-                square_SC,
+                lambda weight_SC: _multiply_each(rows_CRS, weight_SC),
+                lambda slope_RC: _multiply_each(rows_CRS.swapaxes(1, 2), slope_RC),
+                np.square(rows_CRS).sum(1).T,
                 self.n_rows**2,
             )
         features, scale = self.features, self.log_ratio_scale_FC
         if self.singleton_merging_matrix_FG is not None:
-            # the joined features of a row have the same ratio
-            scale = scale[self.singleton_merging_matrix_FG.argmax(0)] if self.from_naive_bayes else scale
+            # the joined features of a row have the same ratio, so a weighted mean of them is this ratio
+            scale = self.singleton_merging_matrix_FG.power(2).T @ scale if self.from_naive_bayes else scale
             features = (features @ self.singleton_merging_matrix_FG).astype(features.dtype)
         rows, columns = _to_dense_or_csr_tensor(features), _to_dense_or_csr_tensor(features.T)
+
         scale_FC = torch.as_tensor(scale, dtype=rows.dtype)
-        square_F1 = torch.from_numpy(np.asarray((features * features).sum(0))).to(rows.dtype)[:, None]
         return FeatureLinearOperator(
-            lambda weight_FC: rows @ (weight_FC * scale_FC),
-            lambda slope_RC: (columns @ slope_RC) * scale_FC,
-            square_F1 * scale_FC.square(),
+            lambda weight_FC: (rows @ (torch.from_numpy(weight_FC) * scale_FC)).numpy(),
+            lambda slope_RC: ((columns @ torch.from_numpy(slope_RC)) * scale_FC).numpy(),
+            (np.asarray((features * features).sum(0))[:, None] * np.square(scale)).astype(features.dtype),
             int(np.count_nonzero(features)) if isinstance(features, np.ndarray) else features.nnz,
         )
+
+    @cached_property
+    def loss_weights_and_targets(self) -> tuple[Any, Floats]:
+        """Factors on the loss of each row (R, 1), or of all, and the targets (R, C) of the head's scores by them."""
+        spec, target_RC = self.objective.spec, self.target_RC
+        if self.kind != "class":
+            weights: Any = 1 / target_RC.shape[1]
+            return weights, weights * target_RC
+        weights = 1.0 if spec.class_weights is None else target_RC @ np.reshape(spec.class_weights, (-1, 1))
+        spread = spec.label_smoothing / max(1, target_RC.shape[1] - 1)
+        smoothed_RC = spread + (1 - spec.label_smoothing - spread) * target_RC
+        # a single score is that of the second class
+        return weights, weights * smoothed_RC[:, -self.model.head.out_features :]
+
+    def compute_loss_and_slope(self, scores_RC: Floats) -> tuple[float, Floats]:
+        """Returns the sum over rows of the objective's loss in training, and its gradient by the head's scores."""
+        from scipy.special import expit
+
+        weights, target_RC = self.loss_weights_and_targets
+        scores_RC = scores_RC.astype(np.float64)
+        if self.kind == "number":
+            error_RC = scores_RC - target_RC
+            return float(np.square(error_RC).sum()), 2 * error_RC
+        if self.kind == "class" and scores_RC.shape[1] > 1:
+            largest_R1 = scores_RC.max(1, keepdims=True)
+            exponential_RC = np.exp(scores_RC - largest_R1)
+            sum_R1 = exponential_RC.sum(1, keepdims=True)
+            log_partition, probabilities_RC = largest_R1 + np.log(sum_R1), exponential_RC / sum_R1
+        else:
+            log_partition, probabilities_RC = np.logaddexp(0.0, scores_RC), expit(scores_RC)
+        loss = float((weights * log_partition).sum() - (target_RC * scores_RC).sum())
+        return loss, weights * probabilities_RC - target_RC
 
     def minimize(self, l2: float, start_FC: Floats | None = None, tolerance: float = TOLERANCE) -> tuple[Floats, float]:
         """Searches for the weights of the smallest loss by L-BFGS.
@@ -292,7 +321,7 @@ class HeadFittingProblem:
         """
         features, scale, basis, linear = self.features, self.log_ratio_scale_FC, self.row_basis, self.feature_operator
         joining = self.singleton_merging_matrix_FG if basis is None else None
-        n_scores, has_bias = self.model.head.out_features, self.model.head.bias is not None
+        has_bias = self.model.head.bias is not None
 
         def project(weight_FC: Floats) -> Floats:
             """Converts weights to the variables of the search."""
@@ -306,45 +335,31 @@ class HeadFittingProblem:
                 return np.asarray(features.T @ _multiply_each(basis.to_row_weights_CRR, found_FC) * scale)
             return found_FC if joining is None else np.asarray(joining @ found_FC)
 
-        dtype = linear.squares_FC.dtype
-        origin_RC = torch.as_tensor(np.asarray(features @ scale) if self.from_naive_bayes else 0.0, dtype=dtype)
+        origin_RC = np.asarray(features @ scale) if self.from_naive_bayes else 0.0
         # the bias is penalized with the rest of naive Bayes, and else is free
-        n_features = len(linear.squares_FC)
-        l2_F1 = torch.full((n_features + 1, 1), l2, dtype=dtype)
-        l2_F1[-1] = l2 * self.from_naive_bayes
-        curvature_C = torch.as_tensor(self.loss_curvature_C, dtype=dtype)
-        squares_FC = torch.cat((linear.squares_FC, torch.full((1, linear.squares_FC.shape[1]), self.n_rows)))
-        unit_FC = (squares_FC * curvature_C + l2_F1).rsqrt()
-        away_FC = torch.zeros(n_features + 1, n_scores, dtype=dtype)
+        dtype = linear.squares_FC.dtype
+        l2_F1 = np.full((len(linear.squares_FC) + 1, 1), l2, dtype)
+        l2_F1[-1] *= self.from_naive_bayes
+        squares_FC = np.concatenate((linear.squares_FC, np.full_like(linear.squares_FC[:1], self.n_rows)))
+        unit_FC = (1 / np.sqrt(squares_FC * self.loss_curvature_C + l2_F1)).astype(dtype)
+        away_FC = np.zeros_like(unit_FC)
         if start_FC is not None:
-            start_FC = np.concatenate((project(start_FC[:-1] - self.from_naive_bayes), start_FC[-1:]))
-            away_FC = torch.as_tensor(start_FC, dtype=dtype)
-        found_FC = (away_FC / unit_FC).contiguous()
-        slope_FC = found_FC.grad = torch.zeros_like(found_FC)
+            away_FC[:-1], away_FC[-1] = project(start_FC[:-1] - self.from_naive_bayes), start_FC[-1]
 
-        def compute_total() -> float:
-            torch.mul(found_FC, unit_FC, out=away_FC)
-            scores_RC = (linear.forward(away_FC[:-1]) + away_FC[-1] + origin_RC).double().requires_grad_()
-            with torch.enable_grad():
-                loss = self.objective.head_loss(
-                    self.model, self.model.expand_single_score(scores_RC), self.labels, is_training=True
-                ).total
-                (slope_RC,) = torch.autograd.grad(loss, scores_RC)
-            penalty_FC, slope_RC = l2_F1 * away_FC, slope_RC.to(dtype)
-            slope_FC[:-1] = penalty_FC[:-1] + linear.backward(slope_RC)
-            slope_FC[-1] = penalty_FC[-1] + slope_RC.sum(0) * has_bias
-            slope_FC.mul_(unit_FC)
-            return loss.item() + float((away_FC * penalty_FC).sum(dtype=torch.float64)) / 2
+        def compute_total(found_N: Floats) -> tuple[float, Floats]:
+            away_FC = found_N.reshape(unit_FC.shape) * unit_FC
+            loss, slope_RC = self.compute_loss_and_slope(linear.forward(away_FC[:-1]) + away_FC[-1] + origin_RC)
+            slope_FC = l2_F1 * away_FC
+            penalty = float((away_FC * slope_FC).sum(dtype=np.float64)) / 2
+            slope_FC[:-1] += linear.backward(slope_RC.astype(dtype))
+            slope_FC[-1] += slope_RC.sum(0) * has_bias
+            return loss + penalty, (slope_FC * unit_FC).ravel()
 
-        limits: dict[str, Any] = {"max_iter": ITERATIONS_PER_CHECK, "tolerance_grad": 0.0, "tolerance_change": 1e-12}
-        search = torch.optim.LBFGS([found_FC], history_size=5, line_search_fn="strong_wolfe", **limits)
-        with (
-            torch.no_grad(),
-            nullcontext() if linear.n_products * n_scores > MIN_THREADED_PRODUCTS else _single_thread(),
-        ):
-            loss = _search_until_converged_(search, compute_total, tolerance * self.n_rows)
-        found = away_FC.double().numpy()
-        return np.concatenate((expand(found[:-1]) + self.from_naive_bayes, found[-1:])), loss / self.n_rows
+        is_threaded = linear.n_products * unit_FC.shape[1] > MIN_THREADED_PRODUCTS
+        with nullcontext() if is_threaded else _single_thread():
+            found_N, total = minimize_lbfgs(compute_total, (away_FC / unit_FC).ravel(), tolerance * self.n_rows)
+        found_FC = found_N.reshape(unit_FC.shape).astype(np.float64) * unit_FC
+        return np.concatenate((expand(found_FC[:-1]) + self.from_naive_bayes, found_FC[-1:])), total / self.n_rows
 
     def compute_scores(self, weight_FC: Floats, features: Any) -> Floats:
         """Computes the scores (R, C) of other rows by weights that `minimize` returned."""
@@ -486,42 +501,27 @@ def fit_layer_mix_(model: Classifier, objective: ClassificationObjective, batche
     weight_FC = torch.zeros(layers_LRF.shape[2], model.head.out_features, dtype=torch.float64, requires_grad=True)
     bias_C = torch.zeros(model.head.out_features, dtype=torch.float64, requires_grad=model.head.bias is not None)
     searched = [one for one in (scalars_L, weight_FC, bias_C) if one.requires_grad]
-    search = torch.optim.LBFGS(
-        searched, max_iter=ITERATIONS_PER_CHECK, tolerance_grad=0.0, history_size=5, line_search_fn="strong_wolfe"
-    )
 
     def mix_layers() -> tuple[Tensor, Tensor]:
         """Returns the mix, and the factor that brings it to a mean squared norm of 1."""
         mixed_RF = torch.einsum("l,lrf->rf", scalars_L.softmax(0), layers_LRF)
         return mixed_RF, mixed_RF.square().sum(1).mean().rsqrt()
 
-    def compute_total() -> float:
-        search.zero_grad()
+    def compute_total(found_N: Floats) -> tuple[float, Floats]:
+        vector_to_parameters(torch.from_numpy(found_N.copy()), searched)
         mixed_RF, gamma = mix_layers()
         scores_RC = model.expand_single_score(gamma * mixed_RF @ weight_FC + bias_C)
         loss = objective.head_loss(model, scores_RC, labels, is_training=True).total
         total = loss + (l2 * weight_FC.square().sum() + MIX_PENALTY * n_rows * scalars_L.square().sum()) / 2
-        total.backward()  # type: ignore[no-untyped-call]
-        return total.item()
+        return total.item(), parameters_to_vector(torch.autograd.grad(total, searched)).numpy()
 
     with torch.enable_grad():
-        _search_until_converged_(search, compute_total, ROUGH_TOLERANCE * n_rows)
+        start_N = parameters_to_vector(searched).detach().numpy()
+        found_N, _ = minimize_lbfgs(compute_total, start_N, ROUGH_TOLERANCE * n_rows)
     with torch.no_grad():
+        vector_to_parameters(torch.from_numpy(found_N), searched)
         model.mix.scalars_L.copy_(scalars_L)
         model.mix.gamma.copy_(mix_layers()[1])
-
-
-def _search_until_converged_(
-    search: torch.optim.LBFGS, compute_total: Callable[[], float], min_decrease: float
-) -> float:
-    """Searches until ITERATIONS_PER_CHECK iterations decrease the total by no more than `min_decrease`; returns it."""
-    total = compute_total()
-    for _ in range(MAX_ITERATIONS // ITERATIONS_PER_CHECK):
-        before, _ = total, search.step(compute_total)  # type: ignore[no-untyped-call]
-        total = compute_total()
-        if before - total <= min_decrease:
-            break
-    return total
 
 
 def _to_dense_or_csr_tensor(features: Any) -> Tensor:
@@ -556,6 +556,8 @@ def _blas_controller() -> Any:
 
 def _multiply_each(matrices: Floats, columns: Floats) -> Floats:
     """Multiplies matrices (C, R, S), or one for all (1, R, S), with columns (S, C)."""
+    if len(matrices) == 1:
+        return np.asarray(matrices[0] @ columns)
     products: Floats = np.matmul(matrices, columns.T[..., None])[..., 0].T
     return products
 

@@ -1,5 +1,7 @@
 """A head on features that stay: fitted to the minimum of its loss and penalty, which cross-validation chooses."""
 
+from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -107,6 +109,38 @@ def test_the_largest_penalty_leaves_naive_bayes(rows):
     n_CF = np.stack([has_RF[class_R == c].sum(0) for c in range(3)])
     ratios = np.log((n_CF + 1) / (n_CF.sum(1, keepdims=True) / n_CF.sum() * n_CF.sum(0) + 1))
     np.testing.assert_allclose(whole.log_ratio_scale_FC, (ratios / np.sqrt(np.square(has_RF @ ratios.T).mean())).T)
+
+
+SMOOTHED, WEIGHTED = {"label_smoothing": 0.1}, {"class_weights": (0.5, 2.0)}
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [("multi", {}), ("number", {}), *product(("class", "single score"), ({}, SMOOTHED, WEIGHTED))],
+    ids=str,
+)
+def test_the_loss_and_its_gradient_are_the_objectives(task: str, options: dict[str, Any]) -> None:
+    """In closed form here, which is several times as fast as automatic differentiation of a few rows."""
+    rng = np.random.default_rng(3)
+    names = () if task == "number" else ("a", "b")
+    labels = {"multi": rng.integers(0, 2, (N, 2)).astype(np.float32), "number": rng.normal(size=(N, 1)).astype("f4")}
+    kind = "class" if task == "single score" else task
+    one = problem(kind, labels.get(task, rng.integers(0, 2, N)), np.zeros((N, F)), names)
+    spec = one.objective.spec.model_copy(update=options)
+    model: Any = one.model
+    if task == "single score":
+        model = SimpleNamespace(
+            head=nn.Linear(F, 1),
+            expand_single_score=lambda scores: torch.cat((torch.zeros_like(scores), scores), 1),
+        )
+    one = replace(one, model=model, objective=replace(one.objective, spec=spec))
+    scores_RC = torch.from_numpy(rng.normal(size=(N, model.head.out_features))).requires_grad_()
+    total = one.objective.head_loss(model, model.expand_single_score(scores_RC), one.labels, is_training=True).total
+    total.backward()
+    loss, slope_RC = one.compute_loss_and_slope(scores_RC.detach().numpy())
+    assert loss == pytest.approx(total.item(), rel=1e-6)
+    assert scores_RC.grad is not None
+    np.testing.assert_allclose(slope_RC, scores_RC.grad.numpy(), atol=1e-6)
 
 
 @pytest.mark.slow

@@ -1,0 +1,71 @@
+"""L-BFGS finds the minimum of convex functions, and ends where rounding is all that is left."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from lmtool.training.lbfgs import minimize_lbfgs
+
+RNG = np.random.default_rng(0)
+ROWS_RF = RNG.normal(size=(50, 6))
+SIGNS_R = np.where(RNG.random(50) < 0.5, -1.0, 1.0)
+
+
+def logistic_loss(l2: float) -> Any:
+    """Returns the function that computes the summed loss of a logistic regression without a bias, and its gradient."""
+
+    def compute(weight_F: Any) -> tuple[float, Any]:
+        margin_R = SIGNS_R * (ROWS_RF @ weight_F)
+        loss = np.logaddexp(0.0, -margin_R).sum() + l2 * (weight_F @ weight_F) / 2
+        slope_F = ROWS_RF.T @ (-SIGNS_R / (1 + np.exp(margin_R))) + l2 * weight_F
+        return float(loss), slope_F.astype(weight_F.dtype)
+
+    return compute
+
+
+@pytest.mark.parametrize("l2", [1.0, 1e-3])
+@pytest.mark.parametrize("start", [0.0, 3.0])
+def test_the_minimum_is_that_of_scipy(l2, start):
+    start_F = np.full(6, start)
+    found_F, value = minimize_lbfgs(logistic_loss(l2), start_F, 1e-13)
+    peer = minimize(logistic_loss(l2), start_F, jac=True, method="BFGS", options={"gtol": 1e-9})
+    np.testing.assert_allclose(found_F, peer.x, atol=1e-6)
+    assert value == pytest.approx(peer.fun, abs=1e-10)
+    np.testing.assert_array_equal(start_F, start)
+
+
+def test_a_badly_scaled_parabola_needs_shorter_and_longer_steps():
+    """The curvature is between 0.01 and 100, so that a first step of length 1 increases the value."""
+    curvature_N, target_N = np.geomspace(0.01, 100, 12), RNG.normal(size=12)
+    found_N, value = minimize_lbfgs(
+        lambda point_N: (
+            float(curvature_N @ np.square(point_N - target_N) / 2),
+            curvature_N * (point_N - target_N),
+        ),
+        np.zeros(12),
+        1e-16,
+    )
+    np.testing.assert_allclose(found_N, target_N, atol=1e-6)
+    assert value < 1e-12
+
+
+def test_single_precision_ends_at_rounding():
+    n_evaluations = 0
+
+    def compute(weight_F: Any) -> tuple[float, Any]:
+        nonlocal n_evaluations
+        n_evaluations += 1
+        return logistic_loss(1e-3)(weight_F)
+
+    found_F, value = minimize_lbfgs(compute, np.zeros(6, np.float32), 0.0)
+    assert found_F.dtype == np.float32
+    assert value == pytest.approx(minimize(logistic_loss(1e-3), np.zeros(6), jac=True).fun, rel=1e-6)
+    assert n_evaluations < 200
+
+
+def test_a_start_at_the_minimum_stays():
+    found_F, value = minimize_lbfgs(lambda point_F: (0.0, np.zeros(3)), np.ones(3), 1e-9)
+    np.testing.assert_array_equal(found_F, np.ones(3))
+    assert value == 0.0
