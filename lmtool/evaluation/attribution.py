@@ -127,8 +127,8 @@ def find_words_and_positions_in_row(tokenizer: Tokenizer, tokens_T: TokenIds) ->
         if is_special:
             continue
         numbers, ids = zip(*run, strict=True)
-        ends = [len(tokenizer.decode(list(ids[:n]))) for n in range(len(ids) + 1)]
-        for word, tokens in _match_words_to_tokens(tokenizer.decode(list(ids)), list(pairwise(ends))):
+        ends = pairwise(tokenizer.count_decoded_characters(ids))
+        for word, tokens in _match_words_to_tokens(tokenizer.decode(ids), list(ends)):
             words.append(word)
             positions.append([numbers[i] for i in tokens])
     return words, positions

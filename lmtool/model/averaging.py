@@ -77,7 +77,10 @@ def log_count_ratios(features_BF: "csr_array", membership_BC: NDArray[np.float64
     counts_CF = (has_BF.T @ membership_BC).T
     totals_F = has_BF.sum(0)
     share_C1 = counts_CF.sum(1, keepdims=True) / max(1.0, totals_F.sum())
-    ratios_CF = np.log((counts_CF + 1) / (share_C1 * totals_F + 1))
+    # most of many hashed features are in no text, and their ratio is 0
+    used_F = totals_F.nonzero()[0]
+    ratios_CF = np.zeros_like(counts_CF)
+    ratios_CF[:, used_F] = np.log((counts_CF[:, used_F] + 1) / (share_C1 * totals_F[used_F] + 1))
     scale = float(np.square(features_BF @ ratios_CF.T).mean()) ** 0.5
     return np.asarray(ratios_CF / (scale or 1.0))
 

@@ -7,6 +7,7 @@ spaces of their text, which are restored by the rules of English typography.
 import codecs
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Protocol
 
 import numpy as np
@@ -31,8 +32,11 @@ class StreamDecoder(Protocol):
     def push(self, token: int) -> str:
         """Returns the text that this token completes; "" while a character or a space is undecided."""
 
-    def flush(self) -> str:
+    def peek(self) -> str:
         """Returns the text that is held back."""
+
+    def flush(self) -> str:
+        """Returns the text that is held back, and no longer holds it."""
 
 
 def build_byte_alphabet() -> dict[str, int]:
@@ -60,8 +64,11 @@ class ByteDecoder:
             piece = piece.removeprefix(b" ")
         return self._utf8.decode(piece)
 
+    def peek(self) -> str:
+        return self._utf8.getstate()[0].decode("utf-8", errors="replace")
+
     def flush(self) -> str:
-        text = self._utf8.decode(b"", final=True)
+        text = self.peek()
         self._utf8.reset()
         return text
 
@@ -110,6 +117,9 @@ class WordDecoder:
             return text
         return text + self._prepend_space_if_needed(piece)
 
+    def peek(self) -> str:
+        return copy(self)._flush_held_mark()
+
     def flush(self) -> str:
         return self._flush_held_mark()
 
@@ -123,7 +133,7 @@ class WordDecoder:
         unspaced = _UNSPACED_SCRIPT.match(piece) and _UNSPACED_SCRIPT.match(self._previous[-1:])
         space = "" if self._glued or follows or unspaced else " "
         if piece in _QUOTES:
-            self._open_quotes ^= {piece}
+            self._open_quotes = self._open_quotes ^ {piece}
         self._glued = piece in _OPENING_MARKS or piece in _JOINING_MARKS or (piece in _QUOTES and not closes_quote)
         self._previous = piece
         return space + piece
@@ -137,6 +147,9 @@ class VisibleSpecialTokenDecoder:
 
     def push(self, token: int) -> str:
         return self._stream.flush() + self._names[token] if token in self._names else self._stream.push(token)
+
+    def peek(self) -> str:
+        return self._stream.peek()
 
     def flush(self) -> str:
         return self._stream.flush()

@@ -228,6 +228,15 @@ class Tokenizer:
         stream = self.make_stream_decoder()
         return "".join(map(stream.push, ids)) + stream.flush()
 
+    def count_decoded_characters(self, ids: Sequence[int]) -> list[int]:
+        """Returns the length of the decoded text of the first n ids, for each n from 0 to the number of ids."""
+        stream, n_decided = self.make_stream_decoder(), 0
+        lengths = [0]
+        for token in ids:
+            n_decided += len(stream.push(token))
+            lengths.append(n_decided + len(stream.peek()))
+        return lengths
+
     def count_bytes_at_start(self, token: int) -> int:
         """Counts the bytes of a token at the beginning of a text."""
         if self.kind in ("word", "wordpiece"):

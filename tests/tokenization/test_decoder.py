@@ -25,6 +25,15 @@ def test_the_parts_of_a_stream_are_the_decoding(name: str, data: st.DataObject) 
     "".join(parts).encode()  # no half characters
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+@settings(deadline=None)
+def test_the_characters_of_each_prefix_are_counted(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40))
+    assert tokenizer.count_decoded_characters(ids) == [len(tokenizer.decode(ids[:n])) for n in range(len(ids) + 1)]
+
+
 @given(st.lists(st.integers(10, BPE.vocab_size - 1), max_size=40))
 @settings(deadline=None)
 def test_bytes_decode_as_in_the_library(ids: list[int]) -> None:
