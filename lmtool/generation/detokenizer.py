@@ -82,6 +82,9 @@ class _FormDecoder:
         self._form = self._form.with_token(token)
         return self._utf8.decode(self._form.spelled)
 
+    def peek(self) -> str:
+        return self._utf8.getstate()[0].decode("utf-8", errors="replace")
+
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
 
