@@ -77,7 +77,7 @@ class Index:
 
     def __init__(self, path: Path, loaded: LoadedModel | None = None, ranker: LabelPredictor | None = None) -> None:
         """Raises DataError for a missing or damaged index, CheckpointError for one of another model."""
-        self.path, self.loaded, self.ranker = path, cast(LoadedModel, loaded), ranker
+        self.path, self.ranker = path, ranker
         with open_verified_database(path / TEXTS, SCHEMA) as db:
             db.execute("BEGIN")  # keeps texts from being removed, and their vectors overwritten, until all are compared
             models = db.execute("SELECT run, checkpoint, width FROM model LIMIT 2").fetchall()
@@ -85,14 +85,20 @@ class Index:
             rows = db.execute("SELECT vector, xxh3 FROM texts ORDER BY vector LIMIT ?", (most + 1,)).fetchall()
             match models:
                 case [(str(run), str(checkpoint), int(width))] if 0 < width <= MAX_VECTOR_WIDTH and len(rows) <= most:
-                    self.run = run
+                    self.run, self._checkpoint = run, checkpoint
                 case _:
                     raise damaged_index_error(path, f"{TEXTS} names no model, or has more texts than there is room for")
             self.row_N: Ints = np.array([row for row, _ in rows], np.int64)
             self.vectors_ND = self._map_and_verify_vectors(width, [checksum for _, checksum in rows])
-        if loaded is not None and loaded.checkpoint_hash != checkpoint:
+        if loaded is not None:
+            self.set_model(loaded)
+
+    def set_model(self, loaded: LoadedModel) -> None:
+        """Sets the model that embeds queries. Raises CheckpointError unless it is the index's."""
+        if loaded.checkpoint_hash != self._checkpoint:
             what = f"the index is not of this model: {loaded.run_path}, step {loaded.step}"
-            raise CheckpointError(what, where=str(path), fix=f"its model is --run {self.run}")
+            raise CheckpointError(what, where=str(self.path), fix=f"its model is --run {self.run}")
+        self.loaded = loaded
 
     def _map_and_verify_vectors(self, width: int, checksums: Sequence[str]) -> Vectors:
         """Maps the vectors into memory. Raises DataError unless the vectors of `row_N` have these checksums."""
@@ -177,18 +183,17 @@ def open_index(
     run: its model, where that is no longer where it was. rerank: a run of pairs.
     Raises the errors of indexes and models.
     """
-    compute = configure_compute(device, "float32")
+    compute, index = configure_compute(device, "float32"), Index(Path(path))
     try:
-        loaded = load_for_inference(
-            resolve_reference(run) if run else import_if_published_without_download(Index(Path(path)).run), compute
-        )
+        run_path = resolve_reference(run) if run else import_if_published_without_download(index.run)
+        index.set_model(load_for_inference(run_path, compute))
     except LmtoolError as error:
         if run is None and error.code == "run_not_found":
             error.fix = f"the index {path} is of it: name it where it is now, --run RUN, or make a new index"
         raise
-    if rerank is None:
-        return Index(Path(path), loaded)
-    return Index(Path(path), loaded, make_cross_encoder(load_for_inference(resolve_reference(rerank), compute)))
+    if rerank is not None:
+        index.ranker = make_cross_encoder(load_for_inference(resolve_reference(rerank), compute))
+    return index
 
 
 def make_cross_encoder(loaded: LoadedModel) -> LabelPredictor:
