@@ -17,7 +17,13 @@ from tests.serving.harness import served
 from tests.support.published import unpacked
 
 pytest.importorskip("lm_eval")
-from lmtool.tasks.benchmarks import Tasks, evaluate_lm_eval_tasks, import_and_silence_lm_eval, load_lm_eval_tasks
+from lmtool.tasks.benchmarks import (
+    FEWSHOT_SEED,
+    Tasks,
+    evaluate_lm_eval_tasks,
+    import_and_silence_lm_eval,
+    load_lm_eval_tasks,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 
@@ -45,7 +51,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own(exported: Path) -> Rows:
-    return dict(evaluate_lm_eval_tasks(load_for_inference(str(exported), CPU), tasks(), LIMIT).samples)  # type: ignore[arg-type]
+    loaded = load_for_inference(str(import_to_cache(str(exported))), CPU)
+    return dict(evaluate_lm_eval_tasks(loaded, tasks(), LIMIT).samples)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=["hf", "local-completions"])
@@ -66,7 +73,10 @@ def _measured(model: str, arguments: dict[str, Any]) -> Rows:
     from lm_eval.evaluator import evaluate
 
     peer = get_model(model).create_from_arg_obj({**arguments, "batch_size": 16})
-    found = evaluate(peer, dict(tasks()), limit=LIMIT, bootstrap_iters=0)
+    chosen = tasks()
+    for task in chosen["tasks"].values():
+        task.set_fewshot_seed(FEWSHOT_SEED)
+    found = evaluate(peer, dict(chosen), limit=LIMIT, bootstrap_iters=0)
     return {name: sorted(rows, key=lambda row: int(row["doc_id"])) for name, rows in found["samples"].items()}
 
 
