@@ -33,7 +33,7 @@ def _normalize_pairs(by_language: Mapping[str, str]) -> tuple[tuple[str, str], .
 
 
 TEXT_NAMES = _normalize_names_and_plurals(_TABLES["texts"])
-TITLE_NAMES = frozenset(("headline", "headlines", "title", "titles"))
+TITLE_NAMES = frozenset(("headline", "headlines", "subject", "subtitle", "title", "titles"))
 """Names of texts that another text often follows."""
 LABEL_SYNONYMS, RATING_NAMES, CATEGORY_NAMES = (
     _normalize_names_and_plurals(_TABLES[kind]) for kind in ("label_synonyms", "ratings", "categories")
@@ -44,6 +44,7 @@ SOURCE_TARGET_NAMES = _normalize_pairs(_TABLES["source_targets"])
 ID_SUFFIXES = frozenset(_normalize_names_and_plurals(_TABLES["id_suffixes"]))
 METADATA_SUFFIXES = ID_SUFFIXES | frozenset(_normalize_names_and_plurals(_TABLES["metadata_suffixes"]))
 """Last words of names of columns that are no labels, unless they are the only other column."""
+AMOUNT_NAMES = frozenset(_normalize_names_and_plurals(_TABLES["amounts"]))
 CONVENTIONAL_NAMES = frozenset((*TEXT_NAMES, *LABEL_NAMES, *chain(*TEXT_PAIR_NAMES, *SOURCE_TARGET_NAMES)))
 LANGUAGE_NAMES = frozenset(map(normalize_name, _TABLES["languages"].split()))
 """Two columns with such names are a translation, from the first to the second."""

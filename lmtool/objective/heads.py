@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
+from lmtool.arrays import Floats
 from lmtool.batch import IGNORE, Batch, pad_rows_right
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier, HeadedModel, HeadOutput, Tagger
@@ -104,6 +105,38 @@ class ClassificationObjective(HeadObjective):
             case _:
                 total = (scores - targets).square().sum()
         return Loss(total, torch.tensor(len(scores), device=scores.device))
+
+    def head_loss_and_slope(self, scores_RC: Floats, target_RC: Floats) -> tuple[float, Floats]:
+        """Returns the sum over rows of `head_loss` in training, and its gradient by the scores, in closed form.
+
+        A head on fixed features is fitted by it: automatic differentiation takes five times as long for a few rows.
+
+        Args:
+            scores_RC: of a linear head; (R, 1) where a single score is that of the second of two classes.
+            target_RC: 1 for the classes or labels of a row, else 0; or the number of each row (R, 1).
+        """
+        from scipy.special import expit
+
+        if self.spec.task == "number":
+            error_RC = scores_RC - target_RC
+            return float(np.square(error_RC).sum()), 2 * error_RC
+        weights: float | Floats = 1 / target_RC.shape[1]
+        if self.spec.task == "class":
+            class_weights = self._class_weights_C
+            weights = 1.0 if class_weights is None else target_RC @ class_weights.double().numpy()[:, None]
+            spread = self.spec.label_smoothing / max(1, target_RC.shape[1] - 1)
+            target_RC = spread + (1 - self.spec.label_smoothing - spread) * target_RC
+            target_RC = target_RC[:, -scores_RC.shape[1] :]
+        if self.spec.task == "class" and scores_RC.shape[1] > 1:
+            largest_R1 = scores_RC.max(1, keepdims=True)
+            exponential_RC = np.exp(scores_RC - largest_R1)
+            sum_R1 = exponential_RC.sum(1, keepdims=True)
+            log_partition, probability_RC = largest_R1 + np.log(sum_R1), exponential_RC / sum_R1
+        else:
+            log_partition, probability_RC = np.logaddexp(0.0, scores_RC), expit(scores_RC)
+        weighted_RC = weights * target_RC
+        loss = float((weights * log_partition).sum() - (weighted_RC * scores_RC).sum())
+        return loss, weights * probability_RC - weighted_RC
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from lmtool.tasks.reading import (
     read_labelled_table,
     stream_unlabelled_rows,
 )
-from lmtool.tasks.schema import Columns, RowKind, choose_columns
+from lmtool.tasks.schema import Columns, RowKind, choose_columns, has_several_labels_per_row
 from lmtool.tasks.split import apply_split, hold_out_stratified
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -227,6 +227,8 @@ def read_and_encode_tables(
     chat = None if tokenizer is None else PromptFormat.from_recipe(recipe, tokenizer).chat
     names = recipe.objective.labels if isinstance(recipe.objective, Classification | Tagging) else ()
     kind = get_task_class(recipe.objective).get_label_kind(recipe.objective, tasks[0].columns)
+    if names and kind is None:
+        kind = "multi" if has_several_labels_per_row(tasks[0].table, str(tasks[0].columns.label)) else "class"
     labels = LabelMap(kind, names) if kind is not None and names else None
     texts_of_tasks = []
     for task in tasks:

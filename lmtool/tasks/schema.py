@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from lmtool.data.annotated import ConllFile, SquadFile
 from lmtool.data.column_names import (
+    AMOUNT_NAMES,
     CATEGORY_NAMES,
     ID_SUFFIXES,
     LABEL_NAMES,
@@ -71,6 +72,9 @@ COMPARED_ROWS = 100
 """Rows whose cells decide whether two columns hold the same texts."""
 MIN_COMPARED_ROWS = 3
 """Fewer rows do not show that two columns hold the same texts."""
+MAX_WORDS_OF_CLASS = 2
+MIN_RENAMED_CLASSES, MIN_ROWS_PER_CLASS = 3, 5
+"""With fewer classes, or fewer rows for each, it may be chance that two columns divide the rows alike."""
 MAX_SIMILAR_LABELS = 3
 """If more columns have exactly the values of a label, it is one of several labels."""
 MAJORITY_SHARE = 0.9
@@ -85,7 +89,7 @@ _NUMBER = re.compile(r"[^\w\s]{0,2}\d[\d.,' ]*(?:[eE][+-]?\d+)?\s?[^\w\s]?")
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _DATE = re.compile(
     rf"(?:\d{{1,4}}[-/.]\d{{1,2}}[-/.]\d{{1,4}}|\d{{1,2}}\.? {_MONTH},? \d{{2,4}}|(?:\w{{3}} )?{_MONTH} \d{{1,2}},?(?: "
-    r"\d{2,4})?)(?:[T ,]+\d{1,2}:\d{2}\S*(?: ?[ap]\.?m\.?)?(?: \S+){0,2})?",
+    r"\d{2,4})?|(?:\d{2,4}年)?\d{1,2}月\d{1,2}日)(?:[T ,]+\d{1,2}:\d{2}\S*(?: ?[ap]\.?m\.?)?(?: \S+){0,2})?",
     re.IGNORECASE,
 )
 _FRACTION = re.compile(r"-?\d+\.\d+")
@@ -214,6 +218,12 @@ class TableSample:
         n = len(set(values)) if all(values) else 0
         return n if 2 <= n <= MAX_INTEGER_CLASSES and n < len(values) else 0
 
+    def has_short_classes(self, name: str) -> bool:
+        """Returns whether a column has classes of one or two words, mostly."""
+        cells = self.filled_cells(name)
+        n_short = sum(count_words(str(cell)) <= MAX_WORDS_OF_CLASS for cell in cells)
+        return bool(self.count_possible_classes(name)) and n_short >= MAJORITY_SHARE * len(cells)
+
     def find_pair(self, pairs: Sequence[tuple[str, str]], exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
         """Returns the two columns that have the first possible of these pairs of conventional names; or nothing."""
         columns = {normalize_name(name): name for name in reversed(self.names) if name not in exclude}
@@ -276,6 +286,22 @@ class TableSample:
             if not any(self.have_same_texts(name, other) for other in kept):
                 kept.append(name)
         return kept
+
+    def drop_columns_with_renamed_classes(self, names: Sequence[str]) -> list[str]:
+        """Returns the columns without those that only have other names for the classes of an earlier one."""
+        kept: list[str] = []
+        for name in names:
+            if not any(self.are_renamed_classes(name, other) for other in kept):
+                kept.append(name)
+        return kept
+
+    def are_renamed_classes(self, name: str, other: str) -> bool:
+        """Returns whether each class of a column goes with one of the other, in enough rows to be no chance."""
+        n, cells = self.count_possible_classes(name), self.cells[name]
+        if n < MIN_RENAMED_CLASSES or n != self.count_possible_classes(other) or len(cells) < MIN_ROWS_PER_CLASS * n:
+            return False
+        pairs = zip(map(normalize_label_cell, cells), map(normalize_label_cell, self.cells[other]), strict=True)
+        return len(set(pairs)) == n
 
 
 LABEL_ROLES = ("label", "target")
@@ -629,6 +655,7 @@ def _find_read_and_ignored_text_columns_by_name(
             ranked = [name for name in ranked if name in prose or not sample.count_possible_classes(name)]
         no_codes = [name for name in others if not are_certainly_no_texts(sample.cells[name])]
         kept = sample.drop_columns_with_repeated_texts([name for name in ranked if name in no_codes]) or ranked[:1]
+        kept = [name for i, name in enumerate(kept) if i == 0 or not sample.has_short_classes(name)]
         if TITLE_NAMES.issuperset(map(normalize_name, kept)):
             ends = [name for name in no_codes if name not in usual and get_last_word(name) in TEXT_NAMES]
             kept = sample.drop_columns_with_repeated_texts([*kept, *ends])
@@ -675,7 +702,10 @@ def _find_label_column_by_name(sample: TableSample, texts: Sequence[str]) -> str
     suffixed = [name for name in candidates if get_last_word(name) in (*LABEL_SYNONYMS, *RATING_NAMES)]
     found = ratings or [*categories, *suffixed]
     if found and not ratings:
-        found = list(dict.fromkeys((*found, *_count_classes_by_column(sample, texts))))
+        amounts = [name for name in candidates if AMOUNT_NAMES.intersection(split_column_name(name))]
+        amounts = [name for name in amounts if infer_label_kind(_label_cells(sample, name)) == "number"]
+        found = list(dict.fromkeys((*found, *_count_classes_by_column(sample, texts), *amounts)))
+        found = sample.drop_columns_with_renamed_classes(found)
     elif len(found) == 1:
         values = set(map(normalize_label_cell, sample.cells[found[0]]))
         similar = [name for name in candidates if set(map(normalize_label_cell, sample.cells[name])) == values]
@@ -722,6 +752,8 @@ def _find_label_column_by_cells(sample: TableSample, texts: Sequence[str]) -> tu
             return None, ""
         return name, BY_ELIMINATION
     found = _count_classes_by_column(sample, texts)
+    if sample.has_header:
+        found = {name: found[name] for name in sample.drop_columns_with_renamed_classes(list(found))}
     if sample.has_header and len(found) > 1:
         raise _ambiguous_label_error(sample, list(found))
     classes = {name: n for name, n in reversed(found.items()) if n}
@@ -755,6 +787,11 @@ def has_inferable_label(table: Table) -> bool:
     return len(set(cells)) < len(cells) or infer_label_kind(cells) != "class"
 
 
+def has_several_labels_per_row(table: Table, label: str) -> bool:
+    """Returns whether the first rows of a column hold several labels."""
+    return infer_label_kind(_label_cells(TableSample(table), label)) == "multi"
+
+
 def _label_cells(sample: TableSample, label: str) -> list[LabelCell]:
     column = find_matching_column(label, sample.names) or label
     return [cell for cell in map(normalize_label_cell, sample.cells[column]) if cell]
@@ -764,7 +801,8 @@ def _uninferable_columns_error(sample: TableSample, unknown: Mapping[str, str]) 
     """Returns the error for columns that cannot be inferred. unknown: their roles, by the option that names them."""
     columns, it = ("column is", "it") if len(unknown) == 1 else ("columns are", "them")
     what = f"cannot infer which {columns} {' and '.join(unknown.values())}; found {quote_all(sample.names)}"
-    fix = f"name {it} with {' and '.join(unknown)}; the first row of a table names its columns"
+    pair = " (--source-column and --target-column if a text is to be written)" if len(unknown) > 1 else ""
+    fix = f"name {it} with {' and '.join(unknown)}{pair}; the first row of a table names its columns"
     return DataError(what, where=display_path(sample.table.path), fix=fix)
 
 

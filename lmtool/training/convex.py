@@ -280,38 +280,6 @@ class HeadFittingProblem:
             int(np.count_nonzero(features)) if isinstance(features, np.ndarray) else features.nnz,
         )
 
-    @cached_property
-    def loss_weights_and_targets(self) -> tuple[Any, Floats]:
-        """Factors on the loss of each row (R, 1), or of all, and the targets (R, C) of the head's scores by them."""
-        spec, target_RC = self.objective.spec, self.target_RC
-        if self.kind != "class":
-            weights: Any = 1 / target_RC.shape[1]
-            return weights, weights * target_RC
-        weights = 1.0 if spec.class_weights is None else target_RC @ np.reshape(spec.class_weights, (-1, 1))
-        spread = spec.label_smoothing / max(1, target_RC.shape[1] - 1)
-        smoothed_RC = spread + (1 - spec.label_smoothing - spread) * target_RC
-        # a single score is that of the second class
-        return weights, weights * smoothed_RC[:, -self.model.head.out_features :]
-
-    def compute_loss_and_slope(self, scores_RC: Floats) -> tuple[float, Floats]:
-        """Returns the sum over rows of the objective's loss in training, and its gradient by the head's scores."""
-        from scipy.special import expit
-
-        weights, target_RC = self.loss_weights_and_targets
-        scores_RC = scores_RC.astype(np.float64)
-        if self.kind == "number":
-            error_RC = scores_RC - target_RC
-            return float(np.square(error_RC).sum()), 2 * error_RC
-        if self.kind == "class" and scores_RC.shape[1] > 1:
-            largest_R1 = scores_RC.max(1, keepdims=True)
-            exponential_RC = np.exp(scores_RC - largest_R1)
-            sum_R1 = exponential_RC.sum(1, keepdims=True)
-            log_partition, probabilities_RC = largest_R1 + np.log(sum_R1), exponential_RC / sum_R1
-        else:
-            log_partition, probabilities_RC = np.logaddexp(0.0, scores_RC), expit(scores_RC)
-        loss = float((weights * log_partition).sum() - (target_RC * scores_RC).sum())
-        return loss, weights * probabilities_RC - target_RC
-
     def minimize(self, l2: float, start_FC: Floats | None = None, tolerance: float = TOLERANCE) -> tuple[Floats, float]:
         """Searches for the weights of the smallest loss by L-BFGS.
 
@@ -321,7 +289,7 @@ class HeadFittingProblem:
         """
         features, scale, basis, linear = self.features, self.log_ratio_scale_FC, self.row_basis, self.feature_operator
         joining = self.singleton_merging_matrix_FG if basis is None else None
-        has_bias = self.model.head.bias is not None
+        has_bias, target_RC = self.model.head.bias is not None, self.target_RC
 
         def project(weight_FC: Floats) -> Floats:
             """Converts weights to the variables of the search."""
@@ -348,7 +316,8 @@ class HeadFittingProblem:
 
         def compute_total(found_N: Floats) -> tuple[float, Floats]:
             away_FC = found_N.reshape(unit_FC.shape) * unit_FC
-            loss, slope_RC = self.compute_loss_and_slope(linear.forward(away_FC[:-1]) + away_FC[-1] + origin_RC)
+            scores_RC = (linear.forward(away_FC[:-1]) + away_FC[-1] + origin_RC).astype(np.float64)
+            loss, slope_RC = self.objective.head_loss_and_slope(scores_RC, target_RC)
             slope_FC = l2_F1 * away_FC
             penalty = float((away_FC * slope_FC).sum(dtype=np.float64)) / 2
             slope_FC[:-1] += linear.backward(slope_RC.astype(dtype))

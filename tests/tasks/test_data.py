@@ -351,3 +351,16 @@ def test_tags_and_texts_are_held_out(work: Work, settings: tuple[str, ...]) -> N
     flags = [Setting("data.train", ["any"], "DATA")]
     with pytest.raises(RecipeError, match=r"data\.valid_fraction: 0 is for tables, with objective seq2seq or class"):
         load(work.recipe, [*settings, "data.valid_fraction=0", *flags])
+
+
+def test_classes_have_the_order_that_the_recipe_names(work: Work) -> None:
+    table = write(work.folder / "grades.csv", [["good", "bad", "fair"][i % 3] for i in range(60)])
+    assert head_of(read(work, table)).labels == ("bad", "fair", "good")
+    ordered = "objective.labels=[bad,good,fair,worst]"
+    data = read(work, table, ordered)
+    assert head_of(data).labels == ("bad", "good", "fair", "worst")
+    assert [int(row.label[0]) for row in data.tasks[0].train[:3] if row.label is not None] == [1, 0, 2]
+    several = write(work.folder / "several.csv", [["a;b", "b", "c;a"][i % 3] for i in range(60)])
+    assert head_of(read(work, several, "objective.labels=[c,b,a]")).task == "multi"
+    with pytest.raises(DataError, match="'fair' is not among the known ones"):
+        read(work, table, "objective.labels=[bad,good]")
