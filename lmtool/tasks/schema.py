@@ -73,7 +73,7 @@ COMPARED_ROWS = 100
 MIN_COMPARED_ROWS = 3
 """Fewer rows do not show that two columns hold the same texts."""
 MAX_WORDS_OF_CLASS = 2
-MIN_RENAMED_CLASSES, MIN_ROWS_PER_CLASS = 3, 5
+MIN_RENAMED_CLASSES, MIN_ROWS_PER_CLASS = 3, 2
 """With fewer classes, or fewer rows for each, it may be chance that two columns divide the rows alike."""
 MAX_SIMILAR_LABELS = 3
 """If more columns have exactly the values of a label, it is one of several labels."""
@@ -312,9 +312,13 @@ CONVERSATION_ROLES = (
     ColumnRole("tools", ("tools",), lambda *_: True, is_optional=True),
 )
 INSTRUCTION_ROLES = (
-    ColumnRole("texts", ("instruction",), TableSample.has_texts),
-    ColumnRole("input", ("input", "context"), TableSample.has_texts, is_optional=True),
-    ColumnRole("target", ("output", "response", "completion", "answer"), TableSample.has_texts),
+    ColumnRole("texts", ("instruction", "anweisung", "instruccion", "talimat"), TableSample.has_texts),
+    ColumnRole("input", ("input", "context", "eingabe", "entrada", "giris"), TableSample.has_texts, is_optional=True),
+    ColumnRole(
+        "target",
+        ("output", "response", "completion", "answer", "ausgabe", "salida", "cıktı"),  # noqa: RUF001  a Turkish letter
+        TableSample.has_texts,
+    ),
 )
 ANNOTATED_ROLES: dict[RowKind, tuple[ColumnRole, ...]] = {
     "words": (
