@@ -33,12 +33,13 @@ def _normalize_pairs(by_language: Mapping[str, str]) -> tuple[tuple[str, str], .
 
 
 TEXT_NAMES = _normalize_names_and_plurals(_TABLES["texts"])
-TITLE_NAMES = frozenset(("headline", "headlines", "subject", "subtitle", "title", "titles"))
+TITLE_NAMES = frozenset(("headline", "headlines", "title", "titles"))
 """Names of texts that another text often follows."""
 LABEL_SYNONYMS, RATING_NAMES, CATEGORY_NAMES = (
     _normalize_names_and_plurals(_TABLES[kind]) for kind in ("label_synonyms", "ratings", "categories")
 )
 LABEL_NAMES = (*LABEL_SYNONYMS, *RATING_NAMES, *CATEGORY_NAMES)
+TEXT_COMPANIONS = _normalize_pairs(_TABLES["text_companions"])
 TEXT_PAIR_NAMES = _normalize_pairs(_TABLES["text_pairs"])
 SOURCE_TARGET_NAMES = _normalize_pairs(_TABLES["source_targets"])
 ID_SUFFIXES = frozenset(_normalize_names_and_plurals(_TABLES["id_suffixes"]))

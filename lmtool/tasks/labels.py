@@ -4,13 +4,15 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
+from lmtool.data.files import quote, quote_all
 from lmtool.data.table import parse_float
+from lmtool.errors import UsageError
 
 LabelKind = Literal["class", "multi", "number", "tags"]
 """One class per row, any number of labels, a number, or a tag for each word."""
@@ -59,6 +61,21 @@ class LabelMap:
         are_integers = all(len(name) < 100 and re.fullmatch("-?[0-9]+", name) for name in distinct)
         ordered = sorted(distinct, key=lambda name: (int(name) if are_integers else 0, name))
         return cls(kind, tuple(ordered) if kind != "number" else ())
+
+    def with_order(self, names: Sequence[str]) -> "LabelMap":
+        """Returns the map of the same names in another order; none for the order of `from_names`.
+
+        names: may have more. Raises UsageError for a name that is missing, and for numbers.
+        """
+        if not names:
+            return self
+        where, absent = "objective.labels", [name for name in self.names if name not in names]
+        if self.kind == "number":
+            raise UsageError("numbers have no names", where=where, fix="omit it, or add --labels class")
+        if absent:
+            what = f"the label {quote(absent[0], 40)} of the training data is not among them"
+            raise UsageError(what, where=where, fix=f"add it, or omit them all; the table has {quote_all(self.names)}")
+        return replace(self, names=tuple(names))
 
     def encode(self, label: Label) -> int | list[int] | float:
         """Returns the index of a class or of each tag, a multi-hot vector of labels, or a number as it is.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -30,7 +30,7 @@ from lmtool.tasks.reading import (
     read_labelled_table,
     stream_unlabelled_rows,
 )
-from lmtool.tasks.schema import Columns, RowKind, choose_columns, has_several_labels_per_row
+from lmtool.tasks.schema import Columns, RowKind, choose_columns
 from lmtool.tasks.split import apply_split, hold_out_stratified
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -226,9 +226,10 @@ def read_and_encode_tables(
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
     chat = None if tokenizer is None else PromptFormat.from_recipe(recipe, tokenizer).chat
     names = recipe.objective.labels if isinstance(recipe.objective, Classification | Tagging) else ()
+    if len({*names}) < len(names):
+        twice = quote(max(names, key=names.count), 40)
+        raise UsageError(f"the label {twice} is named twice", where="objective.labels", fix="name each label once")
     kind = get_task_class(recipe.objective).get_label_kind(recipe.objective, tasks[0].columns)
-    if names and kind is None:
-        kind = "multi" if has_several_labels_per_row(tasks[0].table, str(tasks[0].columns.label)) else "class"
     labels = LabelMap(kind, names) if kind is not None and names else None
     texts_of_tasks = []
     for task in tasks:
@@ -317,6 +318,8 @@ def read_and_split_task_tables(
     kind = get_task_class(recipe.objective).get_label_kind(recipe.objective, task.columns)
     read_rows = partial(read_labelled_table, skip_bad_rows=data.skip_bad_rows, chat=chat, merges=data.merge_labels)
     train = read_rows(task.table, task.columns, kind=kind, labels=labels)
+    if labels is None and train.labels is not None and isinstance(recipe.objective, Classification):
+        train = replace(train, labels=train.labels.with_order(recipe.objective.labels))
     notices = [*train.notices, *_make_skip_notices(train.skipped)]
 
     def read_other_table(source: str) -> LabelledTable:

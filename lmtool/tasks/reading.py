@@ -365,7 +365,7 @@ class _LabelParser:
                     fix = f"the {nouns} are {quote_all(self._labels.names)}"
                     if similar := self._labels.find_similar(name):
                         fix = f"did you mean {quote(similar)}? {format_merge_option(name, similar)} reads it so"
-                what = f"the {noun} {quote(name, 40)} is not among the known ones"
+                what = f"the {noun} {quote(name, 40)} is not among those of the training data"
                 raise CellError("label unseen in training", what, fix)
         except CellError as error:
             label_column = self._columns.label

@@ -24,6 +24,7 @@ from lmtool.data.column_names import (
     METADATA_SUFFIXES,
     RATING_NAMES,
     SOURCE_TARGET_NAMES,
+    TEXT_COMPANIONS,
     TEXT_NAMES,
     TEXT_PAIR_NAMES,
     TITLE_NAMES,
@@ -72,7 +73,6 @@ COMPARED_ROWS = 100
 """Rows whose cells decide whether two columns hold the same texts."""
 MIN_COMPARED_ROWS = 3
 """Fewer rows do not show that two columns hold the same texts."""
-MAX_WORDS_OF_CLASS = 2
 MIN_RENAMED_CLASSES, MIN_ROWS_PER_CLASS = 3, 2
 """With fewer classes, or fewer rows for each, it may be chance that two columns divide the rows alike."""
 MAX_SIMILAR_LABELS = 3
@@ -218,12 +218,6 @@ class TableSample:
         n = len(set(values)) if all(values) else 0
         return n if 2 <= n <= MAX_INTEGER_CLASSES and n < len(values) else 0
 
-    def has_short_classes(self, name: str) -> bool:
-        """Returns whether a column has classes of one or two words, mostly."""
-        cells = self.filled_cells(name)
-        n_short = sum(count_words(str(cell)) <= MAX_WORDS_OF_CLASS for cell in cells)
-        return bool(self.count_possible_classes(name)) and n_short >= MAJORITY_SHARE * len(cells)
-
     def find_pair(self, pairs: Sequence[tuple[str, str]], exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
         """Returns the two columns that have the first possible of these pairs of conventional names; or nothing."""
         columns = {normalize_name(name): name for name in reversed(self.names) if name not in exclude}
@@ -288,17 +282,24 @@ class TableSample:
         return kept
 
     def drop_columns_with_renamed_classes(self, names: Sequence[str]) -> list[str]:
-        """Returns the columns without those that only have other names for the classes of an earlier one."""
+        """Returns the columns without those that have other names for the classes of another one; codes go first."""
         kept: list[str] = []
-        for name in names:
+        for name in sorted(names, key=lambda name: are_certainly_no_texts(self.cells[name])):
             if not any(self.are_renamed_classes(name, other) for other in kept):
                 kept.append(name)
-        return kept
+        return [name for name in names if name in kept]
 
     def are_renamed_classes(self, name: str, other: str) -> bool:
-        """Returns whether each class of a column goes with one of the other, in enough rows to be no chance."""
+        """Returns whether one column's name contains the other's, and each class goes with one of the other column, in
+        enough rows to be no chance."""
+        short, long = sorted((normalize_name(name), normalize_name(other)), key=len)
         n, cells = self.count_possible_classes(name), self.cells[name]
-        if n < MIN_RENAMED_CLASSES or n != self.count_possible_classes(other) or len(cells) < MIN_ROWS_PER_CLASS * n:
+        if (
+            short not in long
+            or n < MIN_RENAMED_CLASSES
+            or n != self.count_possible_classes(other)
+            or len(cells) < MIN_ROWS_PER_CLASS * n
+        ):
             return False
         pairs = zip(map(normalize_label_cell, cells), map(normalize_label_cell, self.cells[other]), strict=True)
         return len(set(pairs)) == n
@@ -499,7 +500,7 @@ def _find_related_text_columns(sample: TableSample) -> tuple[str, ...]:
         return pair
     prose = [name for name, cells in sample.cells.items() if are_certainly_texts(cells)]
     prose = sample.drop_columns_with_repeated_texts(prose)
-    differ = all(len(set(sample.cells[name])) > PROSE_SHARE * len(sample.cells[name]) for name in prose)
+    differ = all(_are_mostly_different(sample, name) for name in prose)
     return tuple(prose) if len(prose) == 2 and differ else ()
 
 
@@ -659,12 +660,24 @@ def _find_read_and_ignored_text_columns_by_name(
             ranked = [name for name in ranked if name in prose or not sample.count_possible_classes(name)]
         no_codes = [name for name in others if not are_certainly_no_texts(sample.cells[name])]
         kept = sample.drop_columns_with_repeated_texts([name for name in ranked if name in no_codes]) or ranked[:1]
-        kept = [name for i, name in enumerate(kept) if i == 0 or not sample.has_short_classes(name)]
         if TITLE_NAMES.issuperset(map(normalize_name, kept)):
             ends = [name for name in no_codes if name not in usual and get_last_word(name) in TEXT_NAMES]
             kept = sample.drop_columns_with_repeated_texts([*kept, *ends])
+        kept = sample.drop_columns_with_repeated_texts([*kept, *_find_companions(sample, kept, label)])
         texts = tuple(name for name in others if name in kept)
     return texts, tuple(name for name in _find_other_texts(sample, texts) if name != label) if texts else ()
+
+
+def _find_companions(sample: TableSample, texts: Sequence[str], label: str | None) -> list[str]:
+    """Finds columns of prose that belong to one of the texts by their names, such as the subject of a body."""
+    known = set(map(normalize_name, texts))
+    companions = {companion for text, companion in TEXT_COMPANIONS if text in known}
+    names = [name for name in sample.names if normalize_name(name) in companions and name not in (*texts, label)]
+    return [name for name in names if are_certainly_texts(sample.cells[name]) and _are_mostly_different(sample, name)]
+
+
+def _are_mostly_different(sample: TableSample, name: str) -> bool:
+    return len(set(map(str, sample.cells[name]))) > PROSE_SHARE * len(sample.cells[name])
 
 
 def _find_other_texts(sample: TableSample, read: Sequence[str]) -> tuple[str, ...]:
@@ -789,11 +802,6 @@ def has_inferable_label(table: Table) -> bool:
         return True
     cells = _label_cells(TableSample(table), columns.label)
     return len(set(cells)) < len(cells) or infer_label_kind(cells) != "class"
-
-
-def has_several_labels_per_row(table: Table, label: str) -> bool:
-    """Returns whether the first rows of a column hold several labels."""
-    return infer_label_kind(_label_cells(TableSample(table), label)) == "multi"
 
 
 def _label_cells(sample: TableSample, label: str) -> list[LabelCell]:

@@ -308,18 +308,18 @@ class HeadFittingProblem:
         dtype = linear.squares_FC.dtype
         l2_F1 = np.full((len(linear.squares_FC) + 1, 1), l2, dtype)
         l2_F1[-1] *= self.from_naive_bayes
-        squares_FC = np.concatenate((linear.squares_FC, np.full_like(linear.squares_FC[:1], self.n_rows)))
+        squares_FC = np.concatenate((linear.squares_FC, np.full((1, linear.squares_FC.shape[1]), self.n_rows, dtype)))
         unit_FC = (1 / np.sqrt(squares_FC * self.loss_curvature_C + l2_F1)).astype(dtype)
         away_FC = np.zeros_like(unit_FC)
         if start_FC is not None:
             away_FC[:-1], away_FC[-1] = project(start_FC[:-1] - self.from_naive_bayes), start_FC[-1]
 
         def compute_total(found_N: Floats) -> tuple[float, Floats]:
-            away_FC = found_N.reshape(unit_FC.shape) * unit_FC
-            scores_RC = (linear.forward(away_FC[:-1]) + away_FC[-1] + origin_RC).astype(np.float64)
+            moved_FC = found_N.reshape(unit_FC.shape) * unit_FC
+            scores_RC = (linear.forward(moved_FC[:-1]) + moved_FC[-1] + origin_RC).astype(np.float64)
             loss, slope_RC = self.objective.head_loss_and_slope(scores_RC, target_RC)
-            slope_FC = l2_F1 * away_FC
-            penalty = float((away_FC * slope_FC).sum(dtype=np.float64)) / 2
+            slope_FC = l2_F1 * moved_FC
+            penalty = float((moved_FC * slope_FC).sum(dtype=np.float64)) / 2
             slope_FC[:-1] += linear.backward(slope_RC.astype(dtype))
             slope_FC[-1] += slope_RC.sum(0) * has_bias
             return loss + penalty, (slope_FC * unit_FC).ravel()

@@ -1,4 +1,4 @@
-"""Minimizes a smooth convex function by L-BFGS (Liu and Nocedal 1989)."""
+"""Minimizes a smooth function by L-BFGS (Liu and Nocedal 1989)."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 MAX_ITERATIONS = 500
 
-ITERATIONS_PER_CHECK = 10
+N_COMPARED_ITERATIONS = 10
 
 MEMORY = 5
 """Number of last steps from which the curvature is estimated."""
@@ -33,10 +33,11 @@ class _Step(NamedTuple):
 def minimize_lbfgs(
     compute: Callable[[Vector], tuple[float, Vector]], start_N: Vector, min_decrease: float
 ) -> tuple[Vector, float]:
-    """Returns where the value is smallest, and this value.
+    """Returns the last point of the search, and the value there, which no later point is below.
 
-    Ends when ITERATIONS_PER_CHECK iterations decrease the value by no more than `min_decrease`, after MAX_ITERATIONS,
-    or when no step along the direction decreases the value, since all that is left is rounding.
+    Ends when the last N_COMPARED_ITERATIONS have decreased the value by no more than `min_decrease`, after
+    MAX_ITERATIONS, or when no step along the direction decreases the value, as when all that is left is rounding.
+    Steps along which the function curves down are not remembered, so it need not be convex.
 
     Args:
         compute: returns the value at a point (N,) and the gradient there, of the point's type.
@@ -44,11 +45,11 @@ def minimize_lbfgs(
     """
     point_N, (value, slope_N) = start_N, compute(start_N)
     steps: deque[_Step] = deque(maxlen=MEMORY)
-    last_values = deque([value], maxlen=ITERATIONS_PER_CHECK + 1)
+    last_values = deque([value], maxlen=N_COMPARED_ITERATIONS + 1)
     for _ in range(MAX_ITERATIONS):
         direction_N = -_divide_by_curvature(slope_N, steps)
         promised = float(slope_N @ direction_N)
-        if promised == 0.0:
+        if not promised < 0:
             break
         length = 1.0
         for _ in range(MAX_SHORTENINGS):
@@ -58,7 +59,8 @@ def minimize_lbfgs(
             if next_value < value + SUFFICIENT_DECREASE * length * promised:
                 break
             # the minimum of the parabola through both values with the slope at the first, within bounds
-            length *= min(max(-length * promised / (2 * excess), 0.1), 0.5) if np.isfinite(excess) else 0.1
+            is_parabola = excess > 0 and np.isfinite(excess)
+            length *= min(max(-length * promised / (2 * excess), 0.1), 0.5) if is_parabola else 0.1
         else:
             break
         change_N = next_slope_N - slope_N
@@ -67,7 +69,7 @@ def minimize_lbfgs(
             steps.append(_Step(step_N, change_N, 1 / product))
         point_N, value, slope_N = point_N + step_N, next_value, next_slope_N
         last_values.append(value)
-        if len(last_values) > ITERATIONS_PER_CHECK and last_values[0] - value <= min_decrease:
+        if len(last_values) > N_COMPARED_ITERATIONS and last_values[0] - value <= min_decrease:
             break
     return point_N, value
 

@@ -362,5 +362,11 @@ def test_classes_have_the_order_that_the_recipe_names(work: Work) -> None:
     assert [int(row.label[0]) for row in data.tasks[0].train[:3] if row.label is not None] == [1, 0, 2]
     several = write(work.folder / "several.csv", [["a;b", "b", "c;a"][i % 3] for i in range(60)])
     assert head_of(read(work, several, "objective.labels=[c,b,a]")).task == "multi"
-    with pytest.raises(DataError, match="'fair' is not among the known ones"):
+    with pytest.raises(UsageError, match="'fair' of the training data is not among them"):
         read(work, table, "objective.labels=[bad,good]")
+    with pytest.raises(UsageError, match="'fair' is named twice"):
+        read(work, table, "objective.labels=[bad,fair,good,fair]")
+    with pytest.raises(UsageError, match="numbers have no names"):
+        read(work, numbers(work), "objective.labels=[bad,good]")
+    with pytest.raises(DataError, match="all rows have the same class"):
+        read(work, write(work.folder / "one.csv", ["good"] * 60), "objective.labels=[bad,good]")

@@ -264,7 +264,7 @@ def test_nothing_can_be_learnt(labels: list[str], options: dict[str, Any], messa
 
 def test_a_label_unseen_in_training(tmp_path: Path) -> None:
     known = LabelMap("class", ("negative", "positive"))
-    with pytest.raises(RowError, match="the label 'Positiv' is not among the known ones") as caught:
+    with pytest.raises(RowError, match="the label 'Positiv' is not among those of the training data") as caught:
         labelled(tmp_path, "positive", "Positiv", labels=known)
     assert caught.value.kind == "label unseen in training"
     assert "a.csv:3, row 2, column 'label'" in caught.value.where

@@ -111,21 +111,22 @@ def test_the_largest_penalty_leaves_naive_bayes(rows):
     np.testing.assert_allclose(whole.log_ratio_scale_FC, (ratios / np.sqrt(np.square(has_RF @ ratios.T).mean())).T)
 
 
-SMOOTHED, WEIGHTED = {"label_smoothing": 0.1}, {"class_weights": (0.5, 2.0)}
+SMOOTHED, WEIGHTED = {"label_smoothing": 0.1}, {"class_weights": (0.5, 2.0, 1.0)}
 
 
 @pytest.mark.parametrize(
     ("task", "options"),
-    [("multi", {}), ("number", {}), *product(("class", "single score"), ({}, SMOOTHED, WEIGHTED))],
+    [("multi", {}), ("number", {}), *product(("class", "single score"), ({}, SMOOTHED, WEIGHTED, SMOOTHED | WEIGHTED))],
     ids=str,
 )
 def test_the_loss_and_its_gradient_are_the_objectives(task: str, options: dict[str, Any]) -> None:
     """In closed form here, which is several times as fast as automatic differentiation of a few rows."""
     rng = np.random.default_rng(3)
-    names = () if task == "number" else ("a", "b")
-    labels = {"multi": rng.integers(0, 2, (N, 2)).astype(np.float32), "number": rng.normal(size=(N, 1)).astype("f4")}
+    names = {"number": (), "single score": ("a", "b")}.get(task, ("a", "b", "c"))
+    labels = {"multi": rng.integers(0, 2, (N, 3)).astype(np.float32), "number": rng.normal(size=(N, 1)).astype("f4")}
     kind = "class" if task == "single score" else task
-    one = problem(kind, labels.get(task, rng.integers(0, 2, N)), np.zeros((N, F)), names)
+    one = problem(kind, labels.get(task, rng.integers(0, len(names) or 1, N)), np.zeros((N, F)), names)
+    options = {key: value[: len(names)] if isinstance(value, tuple) else value for key, value in options.items()}
     spec = one.objective.spec.model_copy(update=options)
     model: Any = one.model
     if task == "single score":
@@ -158,6 +159,12 @@ def test_cross_validation_prefers_a_penalty_where_features_are_noise(rows):
     assert problem("class", class_R[:1], noise[:1], ("a", "b", "c")).choose_penalty(0) == ChosenPenalty(
         1.0, from_naive_bayes=False
     )
+
+
+def test_without_any_feature_the_bias_is_fitted() -> None:
+    one = problem("class", np.arange(N) % 3 % 2, csr_array((N, 4)), ("a", "b"))
+    _, loss = one.minimize(1.0)
+    assert loss == pytest.approx(np.log(3) - np.log(2) * 2 / 3, abs=1e-6)
 
 
 @pytest.mark.parametrize("prior", [False, True])

@@ -65,6 +65,34 @@ def test_single_precision_ends_at_rounding():
     assert n_evaluations < 200
 
 
+def test_a_step_out_of_the_domain_is_shortened():
+    """A barrier at 1, behind which the value is infinite; the first step of length 1 would pass it."""
+
+    def compute(point_N: Any) -> tuple[float, Any]:
+        if point_N[0] >= 1:
+            return np.inf, np.full(1, np.nan)
+        return float(-np.log(1 - point_N[0]) - 9 * point_N[0]), 1 / (1 - point_N) - 9
+
+    found_N, _ = minimize_lbfgs(compute, np.zeros(1), 1e-14)
+    assert found_N[0] == pytest.approx(1 - 1 / 9, abs=1e-6)
+
+
+def test_a_function_that_curves_down_is_minimized_too():
+    """x^4 - 2 x^2 has a maximum at 0 and minima at -1 and 1."""
+    found_N, value = minimize_lbfgs(
+        lambda point_N: (float((point_N**4 - 2 * point_N**2).sum()), 4 * point_N**3 - 4 * point_N),
+        np.array([0.05, -0.1]),
+        1e-14,
+    )
+    np.testing.assert_allclose(np.abs(found_N), 1, atol=1e-5)
+    assert value == pytest.approx(-2)
+
+
+def test_a_slope_that_is_not_finite_ends_the_search():
+    found_N, _ = minimize_lbfgs(lambda point_N: (np.nan, np.full(2, np.nan)), np.zeros(2), 1e-9)
+    np.testing.assert_array_equal(found_N, 0)
+
+
 def test_a_start_at_the_minimum_stays():
     found_F, value = minimize_lbfgs(lambda point_F: (0.0, np.zeros(3)), np.ones(3), 1e-9)
     np.testing.assert_array_equal(found_F, np.ones(3))
