@@ -205,7 +205,11 @@ class LabelledTaskParts:
 
 
 def read_and_encode_tables(
-    recipe: Recipe, tasks: Sequence[TaskTables], tokenizer: Tokenizer | None, saved_split: SavedSplit | None = None
+    recipe: Recipe,
+    tasks: Sequence[TaskTables],
+    tokenizer: Tokenizer | None,
+    saved_split: SavedSplit | None = None,
+    label_order: Sequence[str] = (),
 ) -> tuple[Recipe, TableData]:
     """Reads the tables of all tasks and encodes their rows.
 
@@ -214,6 +218,7 @@ def read_and_encode_tables(
     Args:
         tokenizer: of the run that is fine-tuned; None trains one on the texts.
         saved_split: the rows held out by an earlier session of the run.
+        label_order: labels of another run, whose order is kept if they are the same, so that its head can be.
 
     Raises:
         UsageError: for a recipe that does not fit the tables. And the errors of tables.
@@ -234,7 +239,7 @@ def read_and_encode_tables(
     texts_of_tasks = []
     for task in tasks:
         saved = None if saved_split is None else saved_split.split_of_task(task.name)
-        texts = read_and_split_task_tables(task, recipe, labels, saved, chat)
+        texts = read_and_split_task_tables(task, recipe, labels, saved, chat, label_order)
         if saved is None:
             texts.notices.extend(find_table_problems(texts.train, texts.held_out, tokenizer, None, brief=True))
         texts_of_tasks.append(texts)
@@ -308,18 +313,25 @@ def check_tables(
 
 
 def read_and_split_task_tables(
-    task: TaskTables, recipe: Recipe, labels: LabelMap | None, saved_split: TableSplit | None, chat: ChatFormat | None
+    task: TaskTables,
+    recipe: Recipe,
+    labels: LabelMap | None,
+    saved_split: TableSplit | None,
+    chat: ChatFormat | None,
+    label_order: Sequence[str] = (),
 ) -> LabelledTaskParts:
     """Reads the rows for training, validation and testing; holds out a part unless a validation table is given.
 
     labels: the known ones. saved_split: the rows that are held out, if they are known. chat: checks conversations.
+    label_order: see `read_and_encode_tables`.
     """
     data = recipe.data
     kind = get_task_class(recipe.objective).get_label_kind(recipe.objective, task.columns)
     read_rows = partial(read_labelled_table, skip_bad_rows=data.skip_bad_rows, chat=chat, merges=data.merge_labels)
     train = read_rows(task.table, task.columns, kind=kind, labels=labels)
-    if labels is None and train.labels is not None and isinstance(recipe.objective, Classification):
-        train = replace(train, labels=train.labels.with_order(recipe.objective.labels))
+    if labels is None and train.labels is not None and isinstance(recipe.objective, Classification | Tagging):
+        kept = label_order if {*label_order} == {*train.labels.names} else ()
+        train = replace(train, labels=train.labels.with_order(recipe.objective.labels or kept))
     notices = [*train.notices, *_make_skip_notices(train.skipped)]
 
     def read_other_table(source: str) -> LabelledTable:

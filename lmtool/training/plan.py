@@ -75,7 +75,9 @@ class TrainingPlan:
         data: TrainingData
         if self.tables:
             report("reading", 0, 0)
-            recipe, data = read_and_encode_tables(recipe, self.tables, tokenizer)
+            known = self.base or teacher
+            order = () if known is None else getattr(known.recipe.objective, "labels", ())
+            recipe, data = read_and_encode_tables(recipe, self.tables, tokenizer, label_order=order)
         else:
             recipe, data = tokenize_training_text(recipe, tokenizer, world or World(), report, self.text)
         return recipe, data, teacher, features

@@ -125,6 +125,19 @@ def test_another_task_takes_the_body_and_gets_a_new_head(work: Work, base: Path)
     assert "head.weight" in changed(dict(learnt), begun)
 
 
+def test_a_head_is_reused_in_the_order_of_its_classes(work: Work, base: Path) -> None:
+    """As of a published classifier, whose classes are seldom sorted."""
+    table = work.folder / "grades.csv"
+    rows = [f"the {noun} was {grade},{grade}" for noun in ["cat", "dog", "sun", "hat"] * 5 for grade in ("bad", "good")]
+    table.write_text("\n".join(["text,label", *rows]) + "\n")
+    work.finetune("objective.labels=[good,bad]", source=base, table=table, name="first")
+    events = work.finetune(source=work.run("first"), table=table, name="second")
+    assert "the head is reused, since the labels are the same" in warnings_in(events)
+    assert load_run(str(work.run("second"))).recipe.objective.labels == ("good", "bad")  # type: ignore[union-attr]
+    events = work.finetune("objective.labels=[bad,good]", source=work.run("first"), table=table, name="third")
+    assert "the head is new, since the labels differ from those of the run" in warnings_in(events)
+
+
 TAGGED = "".join(f"the DET\n{noun} NOUN\n\n" for noun in ["cat", "dog", "sun", "hat"] * 10)
 ANSWERED = [
     {
