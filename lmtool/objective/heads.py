@@ -106,7 +106,7 @@ class ClassificationObjective(HeadObjective):
                 total = (scores - targets).square().sum()
         return Loss(total, torch.tensor(len(scores), device=scores.device))
 
-    def head_loss_and_slope(self, scores_RC: Floats, target_RC: Floats) -> tuple[float, Floats]:
+    def head_loss_and_gradient(self, scores_RC: Floats, target_RC: Floats) -> tuple[float, Floats]:
         """Returns the sum over rows of `head_loss` in training, and its gradient by the scores, in closed form.
 
         A head on fixed features is fitted by it: automatic differentiation takes five times as long for a few rows.

@@ -282,7 +282,7 @@ class TableSample:
         return kept
 
     def drop_columns_with_renamed_classes(self, names: Sequence[str]) -> list[str]:
-        """Returns the columns without those that have other names for the classes of another one; codes go first."""
+        """Returns the columns without those that rename the classes of another one; words are kept before codes."""
         kept: list[str] = []
         for name in sorted(names, key=lambda name: are_certainly_no_texts(self.cells[name])):
             if not any(self.are_renamed_classes(name, other) for other in kept):

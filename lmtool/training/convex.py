@@ -261,7 +261,7 @@ class HeadFittingProblem:
             rows_CRS = self.row_basis.coordinates_CRR
             return FeatureLinearOperator(
                 lambda weight_SC: _multiply_each(rows_CRS, weight_SC),
-                lambda slope_RC: _multiply_each(rows_CRS.swapaxes(1, 2), slope_RC),
+                lambda gradient_RC: _multiply_each(rows_CRS.swapaxes(1, 2), gradient_RC),
                 np.square(rows_CRS).sum(1).T,
                 self.n_rows**2,
             )
@@ -271,11 +271,10 @@ class HeadFittingProblem:
             scale = self.singleton_merging_matrix_FG.power(2).T @ scale if self.from_naive_bayes else scale
             features = (features @ self.singleton_merging_matrix_FG).astype(features.dtype)
         rows, columns = _to_dense_or_csr_tensor(features), _to_dense_or_csr_tensor(features.T)
-
         scale_FC = torch.as_tensor(scale, dtype=rows.dtype)
         return FeatureLinearOperator(
             lambda weight_FC: (rows @ (torch.from_numpy(weight_FC) * scale_FC)).numpy(),
-            lambda slope_RC: ((columns @ torch.from_numpy(slope_RC)) * scale_FC).numpy(),
+            lambda gradient_RC: ((columns @ torch.from_numpy(gradient_RC)) * scale_FC).numpy(),
             (np.asarray((features * features).sum(0))[:, None] * np.square(scale)).astype(features.dtype),
             int(np.count_nonzero(features)) if isinstance(features, np.ndarray) else features.nnz,
         )
@@ -317,12 +316,12 @@ class HeadFittingProblem:
         def compute_total(found_N: Floats) -> tuple[float, Floats]:
             moved_FC = found_N.reshape(unit_FC.shape) * unit_FC
             scores_RC = (linear.forward(moved_FC[:-1]) + moved_FC[-1] + origin_RC).astype(np.float64)
-            loss, slope_RC = self.objective.head_loss_and_slope(scores_RC, target_RC)
-            slope_FC = l2_F1 * moved_FC
-            penalty = float((moved_FC * slope_FC).sum(dtype=np.float64)) / 2
-            slope_FC[:-1] += linear.backward(slope_RC.astype(dtype))
-            slope_FC[-1] += slope_RC.sum(0) * has_bias
-            return loss + penalty, (slope_FC * unit_FC).ravel()
+            loss, gradient_RC = self.objective.head_loss_and_gradient(scores_RC, target_RC)
+            gradient_FC = l2_F1 * moved_FC
+            penalty = float((moved_FC * gradient_FC).sum(dtype=np.float64)) / 2
+            gradient_FC[:-1] += linear.backward(gradient_RC.astype(dtype))
+            gradient_FC[-1] += gradient_RC.sum(0) * has_bias
+            return loss + penalty, (gradient_FC * unit_FC).ravel()
 
         is_threaded = linear.n_products * unit_FC.shape[1] > MIN_THREADED_PRODUCTS
         with nullcontext() if is_threaded else _single_thread():

@@ -19,8 +19,8 @@ def logistic_loss(l2: float) -> Any:
     def compute(weight_F: Any) -> tuple[float, Any]:
         margin_R = SIGNS_R * (ROWS_RF @ weight_F)
         loss = np.logaddexp(0.0, -margin_R).sum() + l2 * (weight_F @ weight_F) / 2
-        slope_F = ROWS_RF.T @ (-SIGNS_R / (1 + np.exp(margin_R))) + l2 * weight_F
-        return float(loss), slope_F.astype(weight_F.dtype)
+        gradient_F = ROWS_RF.T @ (-SIGNS_R / (1 + np.exp(margin_R))) + l2 * weight_F
+        return float(loss), gradient_F.astype(weight_F.dtype)
 
     return compute
 
