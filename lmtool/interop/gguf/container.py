@@ -87,7 +87,8 @@ class GgufContainer:
             self.values, self.tensors = _HeaderReader(self._bytes).read_values_and_tensors()
         except OSError as error:
             what = f"{printable(path.name)} cannot be read: {error.strerror}"
-            raise CheckpointError(what, where=printable(str(path)), fix="name a GGUF file that can be read") from error
+            fix = "name a .gguf file, the directory of a model, or hf:ORG/NAME"
+            raise CheckpointError(what, where=printable(str(path)), fix=fix) from error
         except _MalformedFile as error:
             raise self.damage_error(str(error)) from error
 
