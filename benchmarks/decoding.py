@@ -42,7 +42,7 @@ from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel, build
 from lmtool.model.packed import pack_weights_
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.runs.load import load_for_inference
+from lmtool.runs.load import load_packed_for_inference
 from lmtool.tokenization.prompt_format import Prompt
 
 START, END = 0, 1
@@ -300,7 +300,7 @@ def published(run: str, folder: Path, ggufs: Sequence[Path]) -> Task:
     """An imported run, and its export."""
 
     def ours(precision: str) -> LanguageModel:
-        return load_for_inference(resolve_reference(run), configure_compute("cpu", precision)).model
+        return load_packed_for_inference(resolve_reference(run), configure_compute("cpu", precision)).model
 
     def theirs(precision: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=precision, attn_implementation="sdpa").eval()

@@ -78,7 +78,9 @@ def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]
         for parameter in objective.unused_parameters(lm):
             parameter.requires_grad_(False)
         optimizers = Optimizers(own.optimizer, lm, compute, own.tuning)
-        for _ in fit(ModelAndOptimizers(lm, objective, optimizers), data.make_examples(objective), own, compute):
+        for _ in fit(
+            ModelAndOptimizers(lm, objective, optimizers), data.make_training_examples(objective), own, compute
+        ):
             pass
         return lm, objective
 

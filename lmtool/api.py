@@ -47,7 +47,7 @@ from lmtool.report.dashboards import DashboardLoggers
 from lmtool.runs.directory import Run
 from lmtool.runs.listing import summarize_run
 from lmtool.runs.load import LoadedModel, load_run
-from lmtool.tasks.predict import LabelPredictor, build_trained_task, get_text_columns, make_task_model
+from lmtool.tasks.predict import LabelPredictor, build_task_with_saved_calibration, get_text_columns, make_task_model
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from lmtool.tasks.task import Prediction
@@ -99,7 +99,7 @@ class TrainedModel(TextGenerator):
         runner, tokenizer = ModelRunner(self.loaded.model), self.loaded.tokenizer
         window = runner.fit_prompt(self.loaded.prompt_format.make_prompt(prompt), "refuse", "prompt")
         with self.step_context():
-            hidden_1TD, _ = runner.read_tokens([window.tokens], runner.start_state([window]))
+            hidden_1TD, _ = runner.read_tokens([window.tokens], runner.create_initial_state([window]))
         p_V = runner.compute_logits(hidden_1TD[0, -1:], [window.text])[0].double().softmax(-1)[: tokenizer.vocab_size]
         return [(tokenizer.display_token(i), float(p_V[i])) for i in p_V.argsort(descending=True, stable=True).tolist()]
 
@@ -159,7 +159,7 @@ class TrainedModel(TextGenerator):
             return predictor.predict(predictor.encode(rows))
         items = [LabelledRow((row,) if isinstance(row, str) else row, None, None, i) for i, row in enumerate(rows, 1)]
         names = loaded.recipe.data.text_columns or tuple(f"text{i + 1}" for i in range(len(items[0].texts)))
-        task = build_trained_task(loaded, "", Columns(names), ())
+        task = build_task_with_saved_calibration(loaded, "", Columns(names), ())
         answers = task.predict_cells(make_task_model(loaded), task.encode(items))
         return [Prediction(str(answer), {}) for answer, *_ in answers]
 
@@ -178,7 +178,7 @@ class TrainedModel(TextGenerator):
 
     def chat(self, messages: Sequence[Message], params: AnyParams | None = None) -> str:
         """The assistant's answer to messages of "role" and "content", by the model's chat template."""
-        return "".join(Conversation(self, params).answer(messages))
+        return "".join(Conversation(self, params).send_messages(messages))
 
 
 def load(

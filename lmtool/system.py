@@ -73,7 +73,7 @@ def lock_file(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def create_locked_file(path: Path) -> int:
+def create_file_locked_if_supported(path: Path) -> int:
     """Creates, opens and locks a file, and returns its descriptor. Raises OSError.
 
     No other process sees the file before it is locked. On POSIX the file gets its name after it is locked, so never if
@@ -228,7 +228,7 @@ def is_broken_pipe(error: OSError) -> bool:
     return isinstance(error, BrokenPipeError) or (IS_WINDOWS and error.errno == errno.EINVAL)
 
 
-def open_unbuffered(stream: io.TextIOWrapper) -> IO[bytes]:
+def open_unbuffered_output(stream: io.TextIOWrapper) -> IO[bytes]:
     """Opens a stream's output unbuffered; on Windows returns the stream's own raw file, which consoles need."""
     if IS_WINDOWS:
         return cast(IO[bytes], getattr(stream.buffer, "raw", stream.buffer))

@@ -24,7 +24,7 @@ import typer
 from lmtool import _MODULES_BY_NAME, errors
 from lmtool.api import TrainedModel
 from lmtool.cli import app
-from lmtool.generation.params import Option
+from lmtool.generation.params import CommandLineOption
 from lmtool.interop.families import FAMILIES, GGUF_FAMILIES, tables
 from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.recipe import Recipe
@@ -298,7 +298,7 @@ def table_of_fields(kind: Any) -> Iterator[str]:
     """The fields of a dataclass, with the help of settings."""
     yield from ("| field | type | default | meaning |", "|---|---|---|---|")
     for field in fields(kind):
-        helps = [part.text for part in get_args(field.type) if isinstance(part, Option)]
+        helps = [part.text for part in get_args(field.type) if isinstance(part, CommandLineOption)]
         said = helps[0] if helps else said_of(kind, field.name)
         default = "*needed*" if field.default is MISSING else f"`{field.default!r}`"
         yield f"| `{field.name}` | {cell(type_name(field.type))} | {default} | {cell(said)} |"

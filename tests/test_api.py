@@ -85,7 +85,7 @@ def test_predictions_of_an_imported_classifier(
     loaded = load_run(resolve_reference(str(tmp_path / "model")), CPU)
     texts = ["It rained.", "The boats stayed in the harbour."]
     for text, found in zip(texts, lm.predict(texts), strict=True):
-        row, _, _ = loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text))])
+        row, _, _ = loaded.prompt_format.encode_and_truncate_row([np.array(loaded.tokenizer.encode(text))])
         with torch.no_grad():
             scores_C = loaded.model.run_head(Batch(torch.tensor(row)[None])).scores[0].double()
         if n == 1:

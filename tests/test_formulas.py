@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from lmtool.apps.sweeping.grid import list_grid_points, list_one_at_a_time_points, parse_fixed_and_swept_settings
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel, add_objective_head, build
-from lmtool.model.averaging import AveragingModel, NaiveBayesHead
-from lmtool.model.heads import Classifier, HeadedModel, TokenHeadModel
+from lmtool.model.averaging import AveragingModel, NaiveBayesScaledHead
+from lmtool.model.heads import Classifier, LanguageModelWithTaskHead, TokenHeadModel
 from lmtool.model.recurrent import BidirectionalLanguageModel
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.objective import Example, VocabularyInfo
@@ -224,7 +224,7 @@ def drawn(model: LanguageModel) -> LanguageModel:
 
 
 def of_body(model: LanguageModel) -> LanguageModel:
-    return model.body if isinstance(model, HeadedModel) else model
+    return model.body if isinstance(model, LanguageModelWithTaskHead) else model
 
 
 def states(model: LanguageModel, recipe: Recipe, tokens_T: torch.Tensor) -> list[Array]:
@@ -249,7 +249,7 @@ def states(model: LanguageModel, recipe: Recipe, tokens_T: torch.Tensor) -> list
         return every[-1]
     if isinstance(layers, int):
         return every[layers]
-    assert isinstance(model, HeadedModel)
+    assert isinstance(model, LanguageModelWithTaskHead)
     assert model.mix is not None
     scalars, gamma = model.mix.scalars_L.tolist(), float(model.mix.gamma.detach())
     return list(recurrent.scalar_mix([np.stack(layer) for layer in every[model.first_mixed_layer :]], scalars, gamma))
@@ -311,7 +311,7 @@ def compare_averaging(model: LanguageModel, recipe: Recipe) -> None:
     body, spec, tokens_BT = model.body, recipe.model, tiny.tokens(4, 6)
     assert isinstance(body, AveragingModel)
     assert isinstance(spec, Averaging)
-    model.fit_counted_weights_([Batch(tokens_BT, labels_B=torch.tensor([0, 1, 2, 0]))])
+    model.fit_idf_and_log_ratios_([Batch(tokens_BT, labels_B=torch.tensor([0, 1, 2, 0]))])
     features = [classifiers.features(text, tiny.VOCAB, spec.ngrams, spec.buckets) for text in tokens_BT.tolist()]
     if body.owner_K is not None:
         hashes = {h % spec.buckets for h in body.owner_K.tolist() if h >= 0}
@@ -328,7 +328,7 @@ def compare_averaging(model: LanguageModel, recipe: Recipe) -> None:
         dense = [(array(layer.weight), array(layer.bias)) for layer in body.dense]
         x = np.array([classifiers.deep_average(text, table, dense, spec.activation) for text in features])
     w = array(model.head.weight)
-    if isinstance(model.head, NaiveBayesHead):
+    if isinstance(model.head, NaiveBayesScaledHead):
         w = w * array(model.head.ratios_CF)
     found = array(model.run_head(Batch(tokens_BT)).scores)
     if len(w) == 1:
@@ -392,7 +392,7 @@ def compare_word_vectors(recipe: Recipe) -> None:
     assert float(objective.loss(built, batch).total.detach()) == pytest.approx(wanted, rel=1e-5)
 
 
-def compare_head(model: HeadedModel, recipe: Recipe) -> None:
+def compare_head(model: LanguageModelWithTaskHead, recipe: Recipe) -> None:
     """W h + b of a pooled state, or of each one; or W tanh(V h + c) + b of a pooled one (Devlin et al. 2019)."""
     tokens_T = tiny.tokens(5)
     hidden = states(model, recipe, tokens_T)

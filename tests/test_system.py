@@ -113,11 +113,11 @@ def test_files_and_folders_take_their_names(windows, tmp_path):
     for content in (b"1", b"2"):
         durable.replace_file(tmp_path / "a", content)
         with durable.atomic_output(tmp_path / "b") as new:
-            durable.write_new_file(new, content)
+            durable.write_and_sync_new_file(new, content)
         assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == content
     (tmp_path / "folder").mkdir()
     with durable.atomic_output_folder(tmp_path / "folder") as new:
-        durable.write_new_file(new / "c", b"3")
+        durable.write_and_sync_new_file(new / "c", b"3")
     assert (tmp_path / "folder" / "c").read_bytes() == b"3"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "folder"]
 
@@ -204,8 +204,8 @@ def test_pipes_are_utf_8_and_a_terminal_is_left_alone(windows, is_terminal, vari
 
 def test_messages_go_to_the_console_itself(windows, tmp_path):
     with (tmp_path / "a").open("w") as stream:
-        assert windows.open_unbuffered(stream) is stream.buffer.raw
-        assert system.open_unbuffered(stream) is not stream.buffer.raw
+        assert windows.open_unbuffered_output(stream) is stream.buffer.raw
+        assert system.open_unbuffered_output(stream) is not stream.buffer.raw
 
 
 AS_ON_WINDOWS = """

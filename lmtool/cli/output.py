@@ -19,7 +19,7 @@ from lmtool import system
 from lmtool.errors import UsageError
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS, MaskPredict
 from lmtool.printable import printable
-from lmtool.storage.durable import check_path_is_free
+from lmtool.storage.durable import check_path_does_not_exist
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ def prepare_streams() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace", **system.output_stream_settings(stream.isatty()))
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
-        raw = system.open_unbuffered(sys.stderr)
+        raw = system.open_unbuffered_output(sys.stderr)
         sys.stderr = _MessageStream(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
 
 
@@ -110,9 +110,9 @@ def load_model(run: str, device: "DeviceName", precision: "InferenceName") -> "L
     """Loads the model that is named on the command line."""
     from lmtool.compute.device import configure_compute
     from lmtool.interop.resolve import resolve_reference
-    from lmtool.runs.load import load_for_inference
+    from lmtool.runs.load import load_packed_for_inference
 
-    return load_for_inference(resolve_reference(run), configure_compute(device, precision))
+    return load_packed_for_inference(resolve_reference(run), configure_compute(device, precision))
 
 
 def attach_draft(generator: "TextGenerator", draft: str | None, n_tokens: int | None) -> list[str]:
@@ -271,7 +271,7 @@ def check_new(path: Path | None, *endings: str) -> None:
         what = f"the output is {'neither' if len(endings) > 1 else 'not'} {' nor '.join(endings)}"
         raise UsageError(what, where=str(path), fix=f"end its name with {' or '.join(endings)}")
     if path is not None:
-        check_path_is_free(path)
+        check_path_does_not_exist(path)
 
 
 class _DrawLines(Protocol):

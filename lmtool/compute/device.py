@@ -16,9 +16,9 @@ from lmtool.compute.machine import (
     count_cores,
     has_thread_setting,
     make_glibc_keep_freed_memory,
-    process_memory_limit_bytes,
+    physical_memory_limit_bytes,
 )
-from lmtool.compute.processes import World, local_rank, use_process_group
+from lmtool.compute.processes import World, join_process_group_once, local_rank
 from lmtool.errors import ResourceError
 from lmtool.recipe.spec.base import DeviceName, PrecisionName
 
@@ -62,9 +62,9 @@ class ExecutionContext:
     world: World = field(default_factory=World)
 
     @contextmanager
-    def use_process_group(self) -> "Iterator[ExecutionContext]":
+    def join_process_group_once(self) -> "Iterator[ExecutionContext]":
         """A context in which the processes of torchrun form one group, of which the result has the world."""
-        with use_process_group(self.device) as world:
+        with join_process_group_once(self.device) as world:
             yield replace(self, world=world)
 
     def with_lockstep(self) -> "ExecutionContext":
@@ -92,7 +92,7 @@ class ExecutionContext:
         return self.dtype == torch.float16
 
     @property
-    def peak_flops(self) -> float | None:
+    def total_peak_flops(self) -> float | None:
         """Peak FLOP/s of the GPUs of all processes together in 16 bits; None if it is not known, as on a CPU."""
         if self.device.type != "cuda" or self.dtype == torch.float32:
             return None
@@ -131,7 +131,7 @@ def device_memory_bytes(device: torch.device) -> int | None:
     """The memory of a device: a GPU's own, or else that of the process; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return process_memory_limit_bytes()
+    return physical_memory_limit_bytes()
 
 
 def _resolve_device(device: DeviceName) -> str:

@@ -72,7 +72,7 @@ def make_glibc_keep_freed_memory() -> None:
         set_option(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
 
 
-def process_memory_limit_bytes(root: Path = Path("/")) -> int | None:
+def physical_memory_limit_bytes(root: Path = Path("/")) -> int | None:
     """The memory limit of this process: the machine's, or its control group's if lower; None if unknown.
 
     root: of the system's files.

@@ -225,7 +225,7 @@ def _read_environment_number(name: str, default: int) -> int:
 
 
 @contextmanager
-def use_process_group(device: torch.device) -> Iterator[World]:
+def join_process_group_once(device: torch.device) -> Iterator[World]:
     """A context in which the processes of torchrun are one group; without torchrun a single process.
 
     They form the group the first time and leave it when the program ends, because they can meet at an address only
@@ -257,7 +257,7 @@ def _init_process_group(device: torch.device, size: int) -> None:
         fix = "choose a free port (torchrun --master-port), the same for all, and see that all are started"
         raise ResourceError(what, where=f"MASTER_ADDR:MASTER_PORT {printable(address)[:100]}", fix=fix) from error
     atexit.register(_destroy_process_group)
-    watch_signals_and_parent()
+    watch_second_signal_and_parent()
 
 
 def _destroy_process_group() -> None:
@@ -300,7 +300,7 @@ class PeerEnded(ResourceError):
     """Another process of the run has ended."""
 
 
-def watch_signals_and_parent() -> None:
+def watch_second_signal_and_parent() -> None:
     """Makes this process exit at once at the second signal to stop, and takes the end of torchrun for a signal.
 
     The first one is for the handlers of the program. Does nothing outside of the main thread, which has these.
@@ -310,10 +310,10 @@ def watch_signals_and_parent() -> None:
     received, sent = socketpair()  # Windows waits for no pipe
     sent.setblocking(False)
     signal.set_wakeup_fd(sent.detach(), warn_on_full_buffer=False)
-    Thread(target=_watch_signals_and_parent, args=(received, os.getppid()), name="signals", daemon=True).start()
+    Thread(target=_watch_second_signal_and_parent, args=(received, os.getppid()), name="signals", daemon=True).start()
 
 
-def _watch_signals_and_parent(signal_socket: socket, parent_pid: int) -> None:
+def _watch_second_signal_and_parent(signal_socket: socket, parent_pid: int) -> None:
     """Exits at the second signal, and sends itself SIGTERM when its parent has ended. Never returns.
 
     signal_socket: receives the number of each signal.

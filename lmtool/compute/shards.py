@@ -109,13 +109,13 @@ def row_range(n_rows: int, rank: int, size: int) -> slice:
     return slice(min(rank * per_process, n_rows), min((rank + 1) * per_process, n_rows))
 
 
-def get_local_row_range(tensor: Tensor) -> slice:
+def get_local_row_range(sharded_tensor: Tensor) -> slice:
     """The range of the rows of a sharded tensor that this process holds."""
-    if _SHARD_ATTRIBUTE in vars(tensor):
-        shard: RowsWithRange = vars(tensor)[_SHARD_ATTRIBUTE]
+    if _SHARD_ATTRIBUTE in vars(sharded_tensor):
+        shard: RowsWithRange = vars(sharded_tensor)[_SHARD_ATTRIBUTE]
         return shard.at
-    group = process_group(tensor)
-    return row_range(len(tensor), dist.get_rank(group), dist.get_world_size(group))
+    group = process_group(sharded_tensor)
+    return row_range(len(sharded_tensor), dist.get_rank(group), dist.get_world_size(group))
 
 
 def select_own_tensors(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
@@ -124,14 +124,19 @@ def select_own_tensors(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Te
     return {name: rows for name, rows in own.items() if rank == 0 or len(rows)}
 
 
-def make_sharded_like(rows: Tensor, tensor: Tensor) -> Tensor:
-    """Makes the sharded tensor of which each process holds `rows`, with as many rows as the sharded `tensor`."""
+def make_sharded_like(rows: Tensor, sharded_tensor: Tensor) -> Tensor:
+    """Makes a tensor sharded like `sharded_tensor`, with as many rows, of which each process holds `rows`."""
     from torch.distributed.tensor import DTensor
 
-    assert isinstance(tensor, DTensor)
-    whole = torch.empty(len(tensor), *rows.shape[1:], device="meta")
+    assert isinstance(sharded_tensor, DTensor)
+    whole = torch.empty(len(sharded_tensor), *rows.shape[1:], device="meta")
     return DTensor.from_local(
-        rows, tensor.device_mesh, tensor.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        rows,
+        sharded_tensor.device_mesh,
+        sharded_tensor.placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
     )
 
 
@@ -143,7 +148,7 @@ def all_reduce_norm(group: ProcessGroup, local_norm: Tensor) -> Tensor:
     return squared.sqrt()
 
 
-class RowExchange:
+class WholeMatrixExchange:
     """Gathers whole matrices in processes that compute with them, and scatters the results as rows.
 
     Matrix i belongs to process i modulo their number, so each computes with its part of the matrices only.
@@ -163,7 +168,7 @@ class RowExchange:
     def _owned_by(self, rank: int) -> range:
         return range(rank, len(self._shapes), self._size)
 
-    def gather(self, rows: Sequence[Tensor]) -> list[Tensor]:
+    def gather_owned_matrices(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Gathers the matrices of this process (R, C), from the rows that each process has of all."""
         sent = [_concatenate((rows[i] for i in self._owned_by(rank)), rows[0]) for rank in range(self._size)]
         numels = [[self._numel(i, rank) for i in self.owned] for rank in range(self._size)]

@@ -12,7 +12,7 @@ from lmtool.data.corpus import merge_small_chunks
 from lmtool.data.prepare import encode_chunks_in_parallel
 from lmtool.data.split import CorpusPart
 from lmtool.data.store import STORE_MANIFEST, StoreWriter, TokenStore
-from lmtool.data.streaming import BlockPosition, StreamBlockReader, StreamedText
+from lmtool.data.streaming import BlockStart, StreamedText, StreamedTextBlock
 from lmtool.data.survey import cache_key
 from lmtool.errors import ResourceError
 from lmtool.storage import durable
@@ -45,7 +45,7 @@ class BackgroundBlockTokenizer:
         head_store: TokenStore,
         tokenizer: Tokenizer,
         path: Path,
-        first_block: tuple[int, BlockPosition] = (0, BlockPosition()),
+        first_block: tuple[int, BlockStart] = (0, BlockStart()),
         *,
         is_writer: bool,
     ) -> None:
@@ -59,10 +59,10 @@ class BackgroundBlockTokenizer:
         priority = (TOKENIZER_NICENESS,)
         self._thread = ThreadPoolExecutor(1, "tokenize-stream", system.lower_priority, priority) if is_writer else None
         self._scheduling = Lock()
-        self._ends: dict[int, Future[BlockPosition]] = {}
+        self._ends: dict[int, Future[BlockStart]] = {}
         """Position after each scheduled block."""
         self._next, start = first_block if first_block[0] else (1, text.head_end)
-        self._last_end: Future[BlockPosition] = Future()
+        self._last_end: Future[BlockStart] = Future()
         self._last_end.set_result(start)
         self._schedule_blocks_through(first_block[0] + PREFETCHED_BLOCKS)
 
@@ -70,7 +70,7 @@ class BackgroundBlockTokenizer:
         """Schedules the tokenization of all blocks up to block `last_block`, in order."""
         with self._scheduling:
             while self._thread is not None and self._next <= last_block:
-                end = self._thread.submit(self._tokenize_nonempty_block, self._next, self._last_end)
+                end = self._thread.submit(self._tokenize_next_nonempty_block, self._next, self._last_end)
                 self._last_end = self._ends[self._next] = end
                 self._next += 1
 
@@ -91,7 +91,7 @@ class BackgroundBlockTokenizer:
             time.sleep(_POLL_SECONDS)
         return self._stores.setdefault(number, TokenStore(path))
 
-    def block_position(self, number: int) -> BlockPosition:
+    def block_position(self, number: int) -> BlockStart:
         """Returns where a block begins; only the writing process knows it."""
         return self._positions[number]
 
@@ -111,11 +111,11 @@ class BackgroundBlockTokenizer:
     def _store_path(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}-{number:06d}")
 
-    def _tokenize_nonempty_block(self, number: int, previous_end: Future[BlockPosition]) -> BlockPosition:
+    def _tokenize_next_nonempty_block(self, number: int, previous_end: Future[BlockStart]) -> BlockStart:
         """Writes the store of a block, skipping blocks without training text, and returns where the next one begins."""
         start = previous_end.result()
         while not self._is_closed:
-            block = StreamBlockReader(self._text, start, self._part)
+            block = StreamedTextBlock(self._text, start, self._part)
             store = self._write_store_unless_empty(number, block)
             if store is not None:
                 self._positions[number], self._stores[number] = start, store
@@ -123,7 +123,7 @@ class BackgroundBlockTokenizer:
             start = block.end
         raise CancelledError
 
-    def _write_store_unless_empty(self, number: int, block: StreamBlockReader) -> TokenStore | None:
+    def _write_store_unless_empty(self, number: int, block: StreamedTextBlock) -> TokenStore | None:
         """Returns None if all documents of the block are held out, or the tokenization is stopped."""
         key = cache_key("block", number, self._tokenizer.fingerprint)
         is_empty = True

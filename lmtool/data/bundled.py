@@ -21,7 +21,7 @@ def find_bundled_file(path: Path) -> Path | None:
     return file if path.parent == Path("data") and file.is_file() else None
 
 
-def entropy_bits_per_byte(files: Sequence[Path]) -> float | None:
+def known_entropy_bits_per_byte(files: Sequence[Path]) -> float | None:
     """Returns the entropy of these files in bits per byte; None unless all are bundled texts.
 
     It covers what a model is scored on in document mode: the text of each document and its end. Files are recognized

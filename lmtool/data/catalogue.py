@@ -19,7 +19,7 @@ from lmtool.data import bundled
 from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 from lmtool.errors import DataError, ResourceError, UsageError
 from lmtool.printable import printable
-from lmtool.recipe.document import parse_yaml
+from lmtool.recipe.document import parse_yaml_collecting_mistakes
 from lmtool.storage import durable
 from lmtool.storage.checksum import sha256_of_file
 from lmtool.storage.records import JsonModel
@@ -37,7 +37,7 @@ class PublishedPackage(JsonModel):
     source: bool = False
 
 
-class PackagedDataSet(JsonModel):
+class CatalogueDataSet(JsonModel):
     """A data set that is made of a package.
 
     kind: a text, a table with a label or a number, or tasks of lm-eval, a table each.
@@ -63,10 +63,10 @@ class Catalogue(JsonModel):
     """The content of catalogue.yaml. elsewhere: commands that train on data sets of no package."""
 
     packages: dict[str, PublishedPackage]
-    data: dict[str, PackagedDataSet]
+    data: dict[str, CatalogueDataSet]
     elsewhere: dict[str, str]
 
-    def find_dataset(self, name: str) -> PackagedDataSet:
+    def find_dataset(self, name: str) -> CatalogueDataSet:
         """Returns the data set with a name. Raises UsageError."""
         if name not in self.data:
             command = self.elsewhere.get(name)
@@ -90,7 +90,7 @@ class Catalogue(JsonModel):
             if all(map(Path.exists, paths)):
                 return paths
             with tempfile.TemporaryDirectory() as scratch:
-                archive = download_package(self.packages[one.package], Path(scratch))
+                archive = download_package_archive(self.packages[one.package], Path(scratch))
                 members = read_archive_members(archive.read_bytes(), archive.name, one.files)
             made = split_train_test_files(name, DATASET_BUILDERS[one.made](members))
             if {file: sha256(content).hexdigest() for file, content in made.items()} != one.sha256:
@@ -103,11 +103,13 @@ class Catalogue(JsonModel):
 
 def read_catalogue() -> Catalogue:
     """Reads the catalogue that comes with lmtool."""
-    content = parse_yaml((bundled.data_folder() / CATALOGUE_FILE).read_text(encoding="utf-8"), CATALOGUE_FILE).value
+    content = parse_yaml_collecting_mistakes(
+        (bundled.data_folder() / CATALOGUE_FILE).read_text(encoding="utf-8"), CATALOGUE_FILE
+    ).value
     return TypeAdapter(Catalogue).validate_python(content)
 
 
-def download_package(package: PublishedPackage, folder: Path) -> Path:
+def download_package_archive(package: PublishedPackage, folder: Path) -> Path:
     """Downloads the archive of a package to an empty folder with pip or npm as the user has configured them.
 
     They compare checksums before they unpack or build anything. Raises as `Catalogue.download` does.

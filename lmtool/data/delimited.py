@@ -14,7 +14,7 @@ from functools import cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from lmtool.data.files import MAX_LINE_CHARACTERS, count_lines, find_next_line, iterate_lines, quote
+from lmtool.data.files import MAX_LINE_CHARACTERS, count_line_ends, find_next_line, iterate_lines, quote
 
 MAX_FIELD_CHARACTERS = 1 << 20
 """Default limit of the length of a field."""
@@ -108,7 +108,7 @@ def parse_records(
                 record, stop = parsed
                 if record[2] or text[start] not in "\r\n":
                     yield record
-                start, line = stop, line + count_lines(text, start, stop)
+                start, line = stop, line + count_line_ends(text, start, stop)
             text = text[start:]
             if text:
                 more = _read_at_least(len(text), source)
@@ -154,7 +154,7 @@ def _parse_record(
             close = text.find('"', close + 2, window)
         if close < 0 and horizon >= len(text) and not is_last:
             return None
-        opened = line + count_lines(text, start, position)
+        opened = line + count_line_ends(text, start, position)
         if close < 0:
             fault = _unclosed_quote_fault(opened, len(fields), field_limit if horizon < len(text) else None)
             return (line, fields, fault), next_line
@@ -162,14 +162,14 @@ def _parse_record(
             stop = find_next_line(text, close)
         rest = text[close + 1 : stop].rstrip("\r\n")
         if rest and not rest.startswith(dialect.delimiter):
-            closed = line + count_lines(text, start, close)
+            closed = line + count_line_ends(text, start, close)
             return (line, fields, _text_after_quote_fault(opened, closed, len(fields), rest)), next_line
         fields.append(text[position:close].replace('""', '"'))
         if not rest:
             break
         position = close + 2
     nul = text.find("\0", start, stop)
-    misfitting = find_field_fault(fields, line + count_lines(text, start, max(start, nul)), field_limit, _NUL_FIX)
+    misfitting = find_field_fault(fields, line + count_line_ends(text, start, max(start, nul)), field_limit, _NUL_FIX)
     if any(len(part) >= max_line_length(field_limit) for part in iterate_lines(text[start:stop])):
         misfitting = long_line_fault(line, field_limit)
     return (line, fields, misfitting), stop

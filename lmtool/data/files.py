@@ -93,7 +93,7 @@ def detect_format_suffix(path: Path) -> str:
     """
     name = name_without_compression(path)
     if name.endswith(".json"):
-        return ".json" if is_json_list(path) else ".jsonl" if is_json_lines(path) else ".txt"
+        return ".json" if is_json_list(path) else ".jsonl" if contains_json_lines(path) else ".txt"
     return next((s for s in FOLDER_FORMATS[1:] if name.endswith(s)), ".txt")
 
 
@@ -106,7 +106,7 @@ def is_json_list(path: Path) -> bool:
     return head.translate(None, _BLANK_BYTES)[:2] in (b"[{", b"[]")
 
 
-def is_json_lines(path: Path) -> bool:
+def contains_json_lines(path: Path) -> bool:
     """Returns whether the first line of a file is a JSON object and the second begins like one, in UTF-8."""
     if not path.is_file():
         return False
@@ -420,7 +420,7 @@ def find_next_line(text: str, position: int) -> int:
     return cr if cr and not text.startswith("\n", cr) else end
 
 
-def count_lines(text: str, start: int = 0, stop: int | None = None) -> int:
+def count_line_ends(text: str, start: int = 0, stop: int | None = None) -> int:
     """Counts the lines that end in this part of `text`."""
     n_lines = text.count("\n", start, stop)
     if text.find("\r", start, stop) >= 0:

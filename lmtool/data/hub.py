@@ -69,7 +69,7 @@ def download_dataset(source: str, column: str | None) -> Path:
     Raises DataError when the dataset, split or column does not exist or cannot be reached.
     """
     with _convert_dataset_errors(source):
-        builder, split, files, identity = _load_dataset_builder(source, column)
+        builder, split, files, identity = _load_builder_and_identity(source, column)
         # remote addresses include their revision
         contents = (hash_files([Path(file)]) if os.path.exists(file) else file for file in files)
         key = sha256_of_json([*identity, *contents])
@@ -100,7 +100,7 @@ class DatasetShards:
     def __init__(self, source: str, column: str) -> None:
         self._source, self._column = source, column
         with _convert_dataset_errors(source):
-            builder, split, files, identity = _load_dataset_builder(source, column)
+            builder, split, files, identity = _load_builder_and_identity(source, column)
             self._rows = builder.as_streaming_dataset(split=split)
             self.n_shards = int(self._rows.num_shards)
             sizes = [os.path.getsize(file) if os.path.exists(file) else 0 for file in files]
@@ -125,7 +125,7 @@ class _DatasetBuilder(NamedTuple):
     identity: list[str | None]
 
 
-def _load_dataset_builder(source: str, column: str | None) -> _DatasetBuilder:
+def _load_builder_and_identity(source: str, column: str | None) -> _DatasetBuilder:
     name, config, split = parse_dataset_name(source)
     builder = import_datasets_quietly().load_dataset_builder(name, config)
     files = [str(file) for file in (builder.config.data_files or {}).get(split, [])]

@@ -41,7 +41,7 @@ class Notice:
         return self.text
 
 
-def make_truncation_notices(lengths: Iterable[int], noun: str) -> Iterator[Notice]:
+def make_suspected_truncation_notices(lengths: Iterable[int], noun: str) -> Iterator[Notice]:
     """Yields a notice if many texts have exactly the maximum number of characters. noun: what a text is called."""
     counts = Counter(lengths)
     longest = max(counts, default=0)

@@ -35,7 +35,7 @@ from lmtool.data.survey import (
     utf8_length,
 )
 from lmtool.errors import DataError, UsageError
-from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TokenizerSpec
+from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TrainedTokenizerSpec
 from lmtool.storage.durable import cache_folder, convert_write_errors, find_writable_cache_path, hold_lock
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
@@ -108,14 +108,14 @@ class TokenizedData:
         return tuple((corpus.streamed_text, part) for corpus, part in parts if isinstance(corpus, StreamHeadCorpus))
 
 
-class PredictedBytesAndTokens(NamedTuple):
+class TargetBytesAndTokens(NamedTuple):
     """Bytes and tokens of a text that a causal model predicts."""
 
     n_bytes: int
     n_tokens: int
 
 
-def count_predicted_bytes_and_tokens(store: TokenStore, tokenizer: Tokenizer) -> PredictedBytesAndTokens:
+def count_predicted_bytes_and_tokens(store: TokenStore, tokenizer: Tokenizer) -> TargetBytesAndTokens:
     """Counts all bytes and tokens of a store except the first token of each document.
 
     The first token may be a part of a character. A special token has no bytes. A normalized token may have more bytes
@@ -125,13 +125,13 @@ def count_predicted_bytes_and_tokens(store: TokenStore, tokenizer: Tokenizer) ->
     for number in range(store.n_documents):
         begin, _ = store.document_range(number)
         first = int(store.read(begin, begin + 1)[0])
-        n_bytes -= min(tokenizer.count_bytes_at_start(first), int(store.n_bytes[number]))
-    return PredictedBytesAndTokens(n_bytes, len(store) - store.n_documents)
+        n_bytes -= min(tokenizer.count_bytes_at_text_start(first), int(store.n_bytes[number]))
+    return TargetBytesAndTokens(n_bytes, len(store) - store.n_documents)
 
 
 def tokenize_data(
     data: Data,
-    tokenizer: TokenizerSpec | TokenizerFile | Tokenizer,
+    tokenizer: TrainedTokenizerSpec | TokenizerFile | Tokenizer,
     *,
     seed: int,
     report: Progress = no_progress,
@@ -150,7 +150,7 @@ def tokenize_data(
     """
     texts, data = open_and_split_texts(data, seed=seed, report=report, scanned=scanned)
     trains, valids = _group_by_split(texts, data)
-    if isinstance(tokenizer, TokenizerSpec):
+    if isinstance(tokenizer, TrainedTokenizerSpec):
         tokenizer = _load_or_train_tokenizer(tokenizer, trains, report)
     elif isinstance(tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(tokenizer.path)
@@ -186,7 +186,11 @@ def open_and_split_texts(
         alike = data.with_unvalidated_values({"mixture": {}, "split": split, "stream": should_stream(data)})
         alone_or_mixed = [alike.with_unvalidated_values({"train": (source,)}) for source in data.mixture]
     for alone in alone_or_mixed:
-        opened = scanned if scanned and scanned.matches(alone) else scan_training_text(alone, seed=seed, report=report)
+        opened = (
+            scanned
+            if scanned and scanned.matches(alone)
+            else scan_training_text(alone, stream_seed=seed, report=report)
+        )
         resolved.append(alone.with_unvalidated_values(opened.data.model_dump(include={"documents", "split", "stream"})))
         texts.append(_split_train_and_valid(opened.text, resolved[-1], seed, report))
     divisions = {one.documents for one in resolved}
@@ -245,7 +249,7 @@ def _split_train_and_valid(text: ScannedCorpus, data: Data, seed: int, report: P
     return TrainValidSplit(*(CorpusSubset(text, part) for part in parts))
 
 
-def _load_or_train_tokenizer(spec: TokenizerSpec, parts: Sequence[CorpusSubset], report: Progress) -> Tokenizer:
+def _load_or_train_tokenizer(spec: TrainedTokenizerSpec, parts: Sequence[CorpusSubset], report: Progress) -> Tokenizer:
     def train() -> bytes:
         chunks = (chunk for part in parts for chunk in part.chunks("training the tokenizer", report))
         sample: Iterable[str] = (piece for chunk in chunks for piece in chunk.texts)
@@ -290,7 +294,7 @@ def _open_or_write_store(
     path = out or find_writable_cache_path(cached)
     if out is None and path != cached:
         with suppress(DataError):
-            if (store := _open_store_if_same(cached, key, tokenizer, disposable=False)) is not None:
+            if (store := _open_store_if_same(cached, key, tokenizer, invalidate_if_damaged=False)) is not None:
                 return store, False
     with hold_lock(store_lock_path(path)):
         if path.exists():
@@ -298,7 +302,7 @@ def _open_or_write_store(
                 raise UsageError("the folder holds something else", where=str(out), fix="choose another folder with -o")
             why = f"{STORE_MANIFEST} is that of other tokens"
             try:
-                if (store := _open_store_if_same(path, key, tokenizer, disposable=out is None)) is not None:
+                if (store := _open_store_if_same(path, key, tokenizer, invalidate_if_damaged=out is None)) is not None:
                     remove_progress_file(path)
                     return store, False
             except DataError as error:
@@ -316,9 +320,11 @@ def _open_or_write_store(
             return writer.finish(), True
 
 
-def _open_store_if_same(path: Path, key: str, tokenizer: Tokenizer, *, disposable: bool) -> TokenStore | None:
+def _open_store_if_same(
+    path: Path, key: str, tokenizer: Tokenizer, *, invalidate_if_damaged: bool
+) -> TokenStore | None:
     """Opens a store and verifies it if it has the tokens of this key; else None. Raises DataError for damage."""
-    store = TokenStore(path, disposable=disposable)
+    store = TokenStore(path, invalidate_if_damaged=invalidate_if_damaged)
     if (store.fingerprint, store.vocab_size) != (key, tokenizer.vocab_size):
         return None
     store.verify_or_start_verifying()

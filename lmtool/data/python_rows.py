@@ -48,7 +48,7 @@ def cache_labelled_rows(rows: Any) -> str:
         with convert_write_errors(written), written.open("w", encoding="ascii") as file:
             for number, row in enumerate(rows_to_dicts(rows, has_labels=True), 1):
                 try:
-                    file.write(json.dumps(row, default=_numpy_scalar_to_python) + "\n")
+                    file.write(json.dumps(row, default=_convert_numpy_scalar_or_raise) + "\n")
                 except TypeError as error:
                     fix = "give texts, numbers, None, or lists of them"
                     raise DataError(f"a value is none of a table: {error}", where=f"row {number}", fix=fix) from error
@@ -58,7 +58,7 @@ def cache_labelled_rows(rows: Any) -> str:
     return str(path)
 
 
-def _numpy_scalar_to_python(value: Any) -> Any:
+def _convert_numpy_scalar_or_raise(value: Any) -> Any:
     """Converts a NumPy scalar for JSON. Raises TypeError for other values."""
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()

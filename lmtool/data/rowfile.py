@@ -30,7 +30,7 @@ from lmtool.data.files import (
     ByteRange,
     compression_suffix,
     convert_read_errors,
-    count_lines,
+    count_line_ends,
     count_lines_before,
     display_path,
     iterate_lines,
@@ -220,7 +220,7 @@ class DelimitedFile(TextRowFile):
 
 
 @dataclass(frozen=True)
-class JsonRowFile(TextRowFile):
+class JsonRowFileBase(TextRowFile):
     """JSON objects."""
 
     def format_location(self, row: int, line: int | None, column: int | str | None) -> str:
@@ -261,7 +261,7 @@ class JsonRowFile(TextRowFile):
 
 
 @dataclass(frozen=True)
-class JsonLinesFile(JsonRowFile):
+class JsonLinesFile(JsonRowFileBase):
     """One JSON object per line."""
 
     def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
@@ -289,7 +289,7 @@ class JsonLinesFile(JsonRowFile):
 
 
 @dataclass(frozen=True)
-class JsonListFile(JsonRowFile):
+class JsonListFile(JsonRowFileBase):
     """A list of JSON objects, of which few are held in memory. Other JSON raises DataError."""
 
     def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
@@ -312,9 +312,9 @@ class JsonListFile(JsonRowFile):
         line = reader.line
         while True:
             try:
-                return line, reader.decode(decoder)
+                return line, reader.decode_buffered(decoder)
             except _DuplicateKey as error:
-                reader.decode(_DECODER)
+                reader.decode_buffered(_DECODER)
                 return line, _duplicate_key_fault(error, line)
             except (ValueError, RecursionError) as error:
                 fault_line = line
@@ -363,7 +363,7 @@ class _IncrementalJsonReader:
         """Moves by a character."""
         self._move(self._position + 1)
 
-    def decode(self, decoder: json.JSONDecoder) -> Any:
+    def decode_buffered(self, decoder: json.JSONDecoder) -> Any:
         """Decodes the JSON value here and moves behind it. Raises as the decoder does, also for an incomplete value."""
         value, end = decoder.raw_decode(self._text, self._position)
         self._move(end)
@@ -380,10 +380,10 @@ class _IncrementalJsonReader:
 
     def line_of(self, error: json.JSONDecodeError) -> int:
         """Returns the line of an error of the last `decode`, before anything more is read."""
-        return self.line + count_lines(self._text, self._position, error.pos)
+        return self.line + count_line_ends(self._text, self._position, error.pos)
 
     def _move(self, position: int) -> None:
-        self.line += count_lines(self._text, self._position, position)
+        self.line += count_line_ends(self._text, self._position, position)
         self._position = position
 
 

@@ -35,14 +35,14 @@ _HEAD_BYTES = 1 << 16
 
 
 @contextmanager
-def temporary_text_files(sources: Sequence[str], texts: Sequence[str]) -> Iterator[list[str]]:
-    """Writes standard input, if it is among the sources, and each of `texts` to a .txt file, and yields all file names.
+def temporary_text_files(sources: Sequence[str], command_line_texts: Sequence[str]) -> Iterator[list[str]]:
+    """Writes standard input, if it is a source, and the texts of the command line to .txt files; yields all file names.
 
     Raises DataError for an empty text.
     """
     with make_parent_and_scratch_folder(Path(tempfile.gettempdir())) as folder:
         files = _replace_stdin(sources, lambda: _copy_stdin_to_file(folder, "standard-input.txt"))
-        for number, text in enumerate(texts, 1):
+        for number, text in enumerate(command_line_texts, 1):
             if not text.strip():
                 raise DataError("the text is empty", where=f"--text {number}", fix="write some")
             path = folder / f"text-{number}.txt"
@@ -116,7 +116,7 @@ def replace_stdin_by_cached_file(kind: Literal["text", "table", "text or table"]
     return _replace_stdin(names, receive)
 
 
-def has_piped_input() -> bool:
+def wait_for_piped_input() -> bool:
     """Returns whether standard input is a pipe or a file, and not empty. Waits for the first byte."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
@@ -167,7 +167,7 @@ def _looks_like_table(path: Path, encoding: str, columns: Sequence[str], delimit
     raise DataError(what, where=f"standard input, line 1: {quote(lines[0], 80)}", fix=fix)
 
 
-def get_single_process_stdin() -> BinaryIO | None:
+def require_single_process_stdin() -> BinaryIO | None:
     """Returns standard input; None if it is closed. Raises UsageError in one of several processes, which share it."""
     from lmtool.compute.processes import world_size  # it imports torch, without which texts are read
 
@@ -193,7 +193,7 @@ def _replace_stdin(names: Sequence[Any], receive: Callable[[], Path]) -> list[An
 def _copy_stdin_to_file(folder: Path, name: str) -> Path:
     """Writes standard input to a file. Raises DataError when it is empty."""
     path = folder / name
-    stdin = get_single_process_stdin()
+    stdin = require_single_process_stdin()
     with convert_write_errors(path), path.open("wb") as file:
         if stdin is not None:
             shutil.copyfileobj(stdin, file)

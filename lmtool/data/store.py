@@ -105,14 +105,14 @@ class TokenStore:
     A block is verified when it is read for the first time, so no damaged token is returned.
     """
 
-    def __init__(self, path: Path, *, disposable: bool = False) -> None:
+    def __init__(self, path: Path, *, invalidate_if_damaged: bool = False) -> None:
         """Opens a complete store, and verifies all but its tokens. Raises DataError when it is missing or damaged.
 
-        disposable: a damaged store loses its store.json, and so is written again the next time.
+        invalidate_if_damaged: a damaged store loses its store.json, and so is written again the next time.
         """
         self.path = path
         self.damage: DataError | None = None
-        self._disposable = disposable
+        self._disposable = invalidate_if_damaged
         try:
             manifest = self._manifest = read_store_manifest(path)
             documents = _memory_map(path / _INDEX_FILE, np.dtype("<i8"), (manifest.documents, _INDEX_COLUMNS))

@@ -89,34 +89,37 @@ class ScannedTrainingText:
         return self.requested.with_unvalidated_values({"isolate_documents": data.isolate_documents}) == data
 
 
-def scan_training_text(data: Data, *, seed: int, report: Progress) -> ScannedTrainingText:
+def scan_training_text(data: Data, *, stream_seed: int, report: Progress) -> ScannedTrainingText:
     """Finds the training text that `data` names, divides it into documents and counts them.
 
-    seed: for the order of a streamed text. Raises DataError for unusable text, ResourceError for errors of the system.
+    stream_seed: for the order of a streamed text. Raises DataError for unusable text, and ResourceError for errors of
+    the system.
     """
-    text, resolved = _scan_and_resolve(data, seed, report)
+    text, resolved = _scan_and_resolve(data, stream_seed, report)
     return ScannedTrainingText(data, text, resolved)
 
 
 def _scan_and_resolve(
-    data: Data, seed: int, report: Progress, content_hash: str | None = None
+    data: Data, stream_seed: int, report: Progress, known_content_hash: str | None = None
 ) -> tuple[ScannedCorpus, Data]:
-    """content_hash: hash of the files, if known."""
+    """known_content_hash: hash of the files, if known."""
     if not data.sources:
         raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
     if should_stream(data):
-        whole = StreamedText(data, seed)
+        whole = StreamedText(data, stream_seed)
         text = _load_or_compute_counts(whole.head, report, whole.read_head_and_hash())
         resolved = {"documents": whole.head.documents, "split": "document", "stream": True}
         return text, data.with_unvalidated_values(resolved)
     data = data.with_unvalidated_values({"stream": False})
     if data.split == "slice" and data.documents == "auto":
         data = data.with_unvalidated_values({"documents": "whole"})
-    text = _load_or_compute_counts(open_corpus(data.sources, data.column, data.documents), report, content_hash)
+    text = _load_or_compute_counts(open_corpus(data.sources, data.column, data.documents), report, known_content_hash)
     is_stream = data.split == "slice" or (data.split == "auto" and text.counts.documents == 1)
     if is_stream and data.documents == "auto" and text.corpus.documents != "whole":
         # a single document is one text, however it is laid out
-        return _scan_and_resolve(data.with_unvalidated_values({"split": "slice"}), seed, report, text.content_hash)
+        return _scan_and_resolve(
+            data.with_unvalidated_values({"split": "slice"}), stream_seed, report, text.content_hash
+        )
     text = _concatenate_documents(text, report) if is_stream else text
     split = "slice" if is_stream else "document"
     return text, data.with_unvalidated_values({"documents": text.corpus.documents, "split": split})

@@ -16,9 +16,9 @@ from lmtool.data.annotated import CONLL_SUFFIX, SQUAD_SUFFIX, ConllFile, SquadFi
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints
 from lmtool.data.files import (
     choose_encoding,
+    contains_json_lines,
     display_path,
     find_files,
-    is_json_lines,
     is_json_list,
     name_without_compression,
     quote,
@@ -78,7 +78,7 @@ def count_skipped_or_raise(error: RowError, skipped: SkippedRowCounts | None) ->
         skipped.rows[error.row] = error.kind
 
 
-def parse_float(text: str) -> float | None:
+def parse_float_or_nonfinite(text: str) -> float | None:
     """Parses a number, also inf or nan; returns None for other text."""
     try:
         return None if "_" in text else float(text)
@@ -88,7 +88,7 @@ def parse_float(text: str) -> float | None:
 
 def parse_label_number(text: str) -> float | None:
     """Parses a number up to MAX_LABEL_MAGNITUDE; returns None for other text."""
-    number = parse_float(text)
+    number = parse_float_or_nonfinite(text)
     return number if number is not None and abs(number) <= MAX_LABEL_MAGNITUDE else None
 
 
@@ -182,7 +182,7 @@ def open_table(
         raise DataError("not a table by its name", where=quote(source, 200), fix=fix)
     encoding = "UTF-8" if is_dataset else table_format.encoding or choose_encoding(path, fallback_encoding)
     annotated = {CONLL_SUFFIX: ConllFile, SQUAD_SUFFIX: SquadFile}
-    if ending == SQUAD_SUFFIX and is_json_lines(path):
+    if ending == SQUAD_SUFFIX and contains_json_lines(path):
         ending = ".jsonl"
     if ending in annotated and not (ending == SQUAD_SUFFIX and is_json_list(path)):
         file: RowFile = annotated[ending](path, field_limit, encoding)
@@ -293,7 +293,7 @@ def _format_cell(value: Value) -> str:
     return str(value)
 
 
-def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
+def write_formatted_table_lines(path: Path, table: Table, lines: Iterable[str]) -> None:
     """Writes the lines of one of the functions above to a new file atomically, in bounded memory.
 
     Raises UsageError when `path` exists or is that of `table`; ResourceError when it cannot be written.
@@ -301,5 +301,5 @@ def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
     where = display_path(path)
     if path.exists() and path.samefile(table.path):
         raise UsageError("this would overwrite the table that is read", where=where, fix="choose another name")
-    durable.check_path_is_free(path)
+    durable.check_path_does_not_exist(path)
     durable.write_output_file(path, map(str.encode, lines))

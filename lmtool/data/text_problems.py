@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lmtool.data.corpus import DocumentChunk
 from lmtool.data.files import quote
-from lmtool.data.notices import MIN_TEXT_BYTES, Notice, make_language_notices, make_truncation_notices
+from lmtool.data.notices import MIN_TEXT_BYTES, Notice, make_language_notices, make_suspected_truncation_notices
 from lmtool.data.prepare import CorpusSubset
 from lmtool.printable import format_count
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ def _find_duplicate_or_cut_documents(chunks: Iterable[DocumentChunk]) -> Iterato
     if n_twice:
         what = f"{n_twice:,} of {format_count(len(lengths), 'document')} are equal to an earlier one"
         yield Notice("duplicate documents", n_twice, f"{what}; first: {quote(first, 80)}")
-    yield from make_truncation_notices(lengths, "document")
+    yield from make_suspected_truncation_notices(lengths, "document")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.generation.generate import complete
 from lmtool.generation.params import SamplingParams
-from lmtool.model.heads import Classifier, HeadedModel, Pooling
+from lmtool.model.heads import Classifier, LanguageModelWithTaskHead, Pooling
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import CrossAttention
 from lmtool.model.layers.memory_attention import MemoryAttention
@@ -152,7 +152,7 @@ class TextAttention:
         write_file(path, buffer.getbuffer())
 
 
-class AttentionInput(NamedTuple):
+class ForwardPassInput(NamedTuple):
     """The input of the forward pass. tokens, source: ids of its rows. predicted: ids that follow the tokens."""
 
     batch: Batch
@@ -231,7 +231,7 @@ def _get_attention_kind(model: LanguageModel, module_name: str) -> AttentionKind
 
 def _make_attention_input(
     loaded: LoadedModel, texts: Sequence[str], source: str | None, target: str | None
-) -> AttentionInput:
+) -> ForwardPassInput:
     prompt_format, where = loaded.prompt_format, str(loaded.run_path)
     if source is not None and texts:
         raise UsageError("both a text and a source are given", fix="leave out one of them")
@@ -243,7 +243,7 @@ def _make_attention_input(
         return _make_pair_input_or_generate_target(loaded, prompt_format.make_prompt(source), target)
     if prompt_format.answers:
         raise UsageError("this model answers a source", where=where, fix="give it with --source TEXT")
-    if isinstance(loaded.model, HeadedModel) or loaded.model.reads == "both":
+    if isinstance(loaded.model, LanguageModelWithTaskHead) or loaded.model.reads == "both":
         return make_row_attention_input(loaded, texts)
     if len(texts) != 1:
         raise _text_count_error(loaded, "1 text", texts)
@@ -251,34 +251,34 @@ def _make_attention_input(
     read = (*(prompt.source or ()), *prompt.tokens)
     _check_length(loaded, len(read))
     prefix_B = None if prompt.source is None else torch.tensor([len(prompt.source)])
-    return AttentionInput(Batch(torch.tensor([read]), prefix_B=prefix_B), read)
+    return ForwardPassInput(Batch(torch.tensor([read]), prefix_B=prefix_B), read)
 
 
-def make_row_attention_input(loaded: LoadedModel, texts: Sequence[str]) -> AttentionInput:
+def make_row_attention_input(loaded: LoadedModel, texts: Sequence[str]) -> ForwardPassInput:
     """Encodes texts as a row of a table, or between the special tokens of an encoder.
 
     Raises UsageError for another number of texts than the model was trained on, and for texts that are too long.
     """
     columns, prompt_format = loaded.recipe.data.text_columns, loaded.prompt_format
-    n_texts = len(columns) if columns and isinstance(loaded.model, HeadedModel) else 0
+    n_texts = len(columns) if columns and isinstance(loaded.model, LanguageModelWithTaskHead) else 0
     if not texts or (n_texts and len(texts) != n_texts):
         expected = f"{n_texts} texts, {', '.join(columns)}"[:120] if n_texts > 1 else "1 text"
         raise _text_count_error(loaded, expected, texts)
     ids = [np.array(loaded.tokenizer.encode(text), dtype=np.int64) for text in texts]
-    tokens, segments, is_truncated = prompt_format.encode_row(ids)
+    tokens, segments, is_truncated = prompt_format.encode_and_truncate_row(ids)
     marks = len(prompt_format.before) + len(prompt_format.between) * (len(texts) - 1) + len(prompt_format.after)
     _check_length(loaded, marks + sum(map(len, ids)), is_truncated)
     segments_BT = None if segments is None else torch.from_numpy(segments)[None]
-    return AttentionInput(Batch(torch.from_numpy(tokens)[None], segments_BT=segments_BT), tokens.tolist())
+    return ForwardPassInput(Batch(torch.from_numpy(tokens)[None], segments_BT=segments_BT), tokens.tolist())
 
 
-def _make_pair_input_or_generate_target(loaded: LoadedModel, prompt: Prompt, target: str | None) -> AttentionInput:
+def _make_pair_input_or_generate_target(loaded: LoadedModel, prompt: Prompt, target: str | None) -> ForwardPassInput:
     """Encodes a source, or question, and a target; for a decoder both are one text."""
     prompt_format = loaded.prompt_format
     question = prompt.tokens if prompt.source is None else prompt.source
     _check_length(loaded, len(question))
     if target is None:
-        params = SamplingParams("greedy", max_new_tokens=prompt_format.max_answer_tokens(len(question)))
+        params = SamplingParams("greedy", max_new_tokens=prompt_format.default_max_answer_tokens(len(question)))
         with loaded.compute.autocast():
             (answer,) = complete(loaded.model, [prompt], params, prompt_format)
         generated = answer.tokens
@@ -288,11 +288,11 @@ def _make_pair_input_or_generate_target(loaded: LoadedModel, prompt: Prompt, tar
     row = (*prompt.source, *read) if prompt.source is not None and prompt_format.shares_row else read
     _check_length(loaded, len(row))
     if prompt.source is None:
-        return AttentionInput(Batch(torch.tensor([row])), row)
+        return ForwardPassInput(Batch(torch.tensor([row])), row)
     if prompt_format.shares_row:
-        return AttentionInput(Batch(torch.tensor([row]), prefix_B=torch.tensor([len(prompt.source)])), row)
+        return ForwardPassInput(Batch(torch.tensor([row]), prefix_B=torch.tensor([len(prompt.source)])), row)
     batch = Batch(torch.tensor([row]), source_BS=torch.tensor([prompt.source]))
-    return AttentionInput(batch, row, prompt.source, predicted)
+    return ForwardPassInput(batch, row, prompt.source, predicted)
 
 
 def _no_attention_error(loaded: LoadedModel) -> UsageError:

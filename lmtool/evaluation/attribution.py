@@ -127,7 +127,7 @@ def find_words_and_positions_in_row(tokenizer: Tokenizer, tokens_T: TokenIds) ->
         if is_special:
             continue
         numbers, ids = zip(*run, strict=True)
-        ends = pairwise(tokenizer.count_decoded_characters(ids))
+        ends = pairwise(tokenizer.count_characters_of_decoded_prefixes(ids))
         for word, tokens in _match_words_to_tokens(tokenizer.decode(ids), list(ends)):
             words.append(word)
             positions.append([numbers[i] for i in tokens])
@@ -158,14 +158,14 @@ def remove_tokens(
 
 @torch.no_grad()
 def score_without_each_word(
-    score: Callable[[Batch], Tensor], batch: Batch, positions: Sequence[Sequence[int]], token_if_empty: int
+    score: Callable[[Batch], Tensor], single_row_batch: Batch, positions: Sequence[Sequence[int]], token_if_empty: int
 ) -> Floats:
     """Computes the score (W) of a row without each word.
 
     positions: of the tokens of each word. token_if_empty: as in `remove_tokens`.
     """
-    tokens_T = batch.tokens_BT[0].cpu().numpy()
-    segments_T = None if batch.segments_BT is None else batch.segments_BT[0].cpu().numpy()
+    tokens_T = single_row_batch.tokens_BT[0].cpu().numpy()
+    segments_T = None if single_row_batch.segments_BT is None else single_row_batch.segments_BT[0].cpu().numpy()
     rows = [remove_tokens(tokens_T, segments_T, of_word, token_if_empty) for of_word in positions]
     scores = [np.zeros(0)]
     at_once = max(1, BATCH_POSITIONS // len(tokens_T))
@@ -173,12 +173,12 @@ def score_without_each_word(
         tokens_BT, keep_BT = pad_rows_right([tokens for tokens, _ in chosen], token_if_empty)
         segments = [segments for _, segments in chosen if segments is not None]
         part = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=pad_rows_right(segments, 0)[0] if segments else None)
-        scores.append(score(part.to(batch.tokens_BT.device)).double().cpu().numpy())
+        scores.append(score(part.to(single_row_batch.tokens_BT.device)).double().cpu().numpy())
     return np.concatenate(scores)
 
 
 def compute_integrated_gradients(
-    score: Callable[[Batch], Tensor], embedding: nn.Module, batch: Batch, steps: int = PATH_STEPS
+    score: Callable[[Batch], Tensor], embedding: nn.Module, single_row_batch: Batch, steps: int = PATH_STEPS
 ) -> Floats:
     """Computes the share of each token of a row in its score (T) (Sundararajan, Taly and Yan 2017, equation 1).
 
@@ -187,7 +187,7 @@ def compute_integrated_gradients(
     F is the score as a function of the token embeddings x, the baseline the zero vector. The integral is the mean of
     the gradients at the midpoints of `steps` equal parts. The shares sum to F(x) - F(0), up to the error of that mean.
     """
-    tokens_BT, T = batch.tokens_BT, batch.tokens_BT.shape[1]
+    tokens_BT, T = single_row_batch.tokens_BT, single_row_batch.tokens_BT.shape[1]
     shares_T = np.zeros(T)
     at_once = max(1, BATCH_POSITIONS // T)
     points_M = (torch.arange(steps, device=tokens_BT.device) + 0.5) / steps
@@ -200,7 +200,9 @@ def compute_integrated_gradients(
             on_path.append((x_BTD, scaled_BTD))  # noqa: B023 - called within this turn
             return scaled_BTD
 
-        segments_BT = None if batch.segments_BT is None else batch.segments_BT.expand(len(points_B), T)
+        segments_BT = (
+            None if single_row_batch.segments_BT is None else single_row_batch.segments_BT.expand(len(points_B), T)
+        )
         # cuDNN's recurrent kernels have no gradient in evaluation mode.
         without_cudnn = torch.backends.cudnn.flags(enabled=False)
         with embedding.register_forward_hook(scale), torch.enable_grad(), without_cudnn:

@@ -38,7 +38,7 @@ Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class TextEmbedding:
+class TextOrWordVectors:
     """The vectors of one text.
 
     text: index of the text.
@@ -77,7 +77,7 @@ class HiddenStates(NamedTuple):
     layers: tuple[Vectors, ...]
 
 
-def save_embeddings(path: Path, embedded: Iterable[TextEmbedding]) -> None:
+def save_embeddings(path: Path, embedded: Iterable[TextOrWordVectors]) -> None:
     """Writes vectors to a new file, atomically. Raises ResourceError.
 
     .jsonl: `to_json_lines`. .npz: vectors (N, D), texts (N), the index of the text of each, words (N) unless pooled.
@@ -97,7 +97,7 @@ def save_embeddings(path: Path, embedded: Iterable[TextEmbedding]) -> None:
     durable.write_output_file(path, [buffer.getbuffer()])
 
 
-def to_json_lines(embedded: Iterable[TextEmbedding]) -> Iterator[str]:
+def to_json_lines(embedded: Iterable[TextOrWordVectors]) -> Iterator[str]:
     """Yields a JSON object for each text."""
     for one in embedded:
         vectors = one.vectors.tolist()
@@ -107,7 +107,7 @@ def to_json_lines(embedded: Iterable[TextEmbedding]) -> Iterator[str]:
 
 def embed(
     loaded: LoadedModel, texts: Iterable[str], layer: int, pool: PoolName, *, truncate: bool = False
-) -> Iterator[TextEmbedding]:
+) -> Iterator[TextOrWordVectors]:
     """Computes the vectors of each text. Yields them in order.
 
     layer: 0 for the embeddings, 1 for the output of the first layer, -1 for the last. pool: "none" gives each word and
@@ -123,7 +123,7 @@ def embed(
         encode_text(loaded, i, text, truncate=truncate, with_words=pool == "none") for i, text in enumerate(texts)
     )
     read = False
-    with loaded.use_process_group() as loaded:
+    with loaded.join_process_group_once() as loaded:
         while group := list(islice(waiting, GROUP_SIZE)):
             read = True
             yield from embed_encoded_texts(loaded, group, layer, pool)
@@ -143,7 +143,7 @@ def hidden_states(loaded: LoadedModel, text: str) -> HiddenStates:
 
 def embed_encoded_texts(
     loaded: LoadedModel, rows: Sequence[EncodedText], layer: int, pool: PoolName
-) -> Iterator[TextEmbedding]:
+) -> Iterator[TextOrWordVectors]:
     """Computes the vectors of encoded texts; see `embed`."""
 
     def read(chosen: list[int]) -> tuple[None, list[Vectors]]:
@@ -158,14 +158,14 @@ def embed_encoded_texts(
         if pool == "own" and isinstance(spec, Embedding):
             return None, [vector_D[None].numpy() for vector_D in pool_text_vectors(spec, hidden_BTD, keep_BT)]
         pairs = zip(hidden_BTD, group, strict=True)
-        return None, [_pool_hidden_states(hidden_TD, row, pool).numpy() for hidden_TD, row in pairs]
+        return None, [_pool_by_word_or_text(hidden_TD, row, pool).numpy() for hidden_TD, row in pairs]
 
     lengths = [(len(row.tokens),) for row in rows]
     evaluated = evaluate_items(
         loaded.model, lengths, read, loaded.compute, max_tokens=EMBEDDING_BATCH_TOKENS, dtype=np.float32
     )
     for row, vectors in zip(rows, evaluated.arrays, strict=True):
-        yield TextEmbedding(row.number, row.words if pool == "none" else None, vectors)
+        yield TextOrWordVectors(row.number, row.words if pool == "none" else None, vectors)
 
 
 def encode_text(
@@ -194,7 +194,7 @@ def encode_text(
     return EncodedText(text_index, row, first, last, [text[begin:end] for begin, end in pieces], list(pieces.values()))
 
 
-def _pool_hidden_states(hidden_TD: Tensor, row: EncodedText, pool: PoolName) -> Tensor:
+def _pool_by_word_or_text(hidden_TD: Tensor, row: EncodedText, pool: PoolName) -> Tensor:
     if pool == "none":
         means = [hidden_TD[pieces].mean(0) for pieces in row.pieces]
         return torch.stack(means) if means else hidden_TD[:0]

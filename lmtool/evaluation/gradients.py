@@ -21,7 +21,7 @@ from lmtool.errors import UsageError
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import DecodeState, KeyValueCache, evaluation_mode
 from lmtool.model.layers.cells import record_step_states
-from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoderOnlyModel
 from lmtool.model.transformer import TransformerDecoder
 from lmtool.runs.load import LoadedModel
 
@@ -111,9 +111,14 @@ def _encode_text(loaded: LoadedModel, text: str, before: Sequence[int]) -> tuple
     return tokens, list(map(loaded.tokenizer.display_token, tokens))
 
 
-def _require_left_to_right(lm: LanguageModel) -> TransformerDecoder | RecurrentDecoder | BidirectionalLanguageModel:
+def _require_left_to_right(
+    lm: LanguageModel,
+) -> TransformerDecoder | RecurrentDecoderOnlyModel | BidirectionalLanguageModel:
     """Returns the model. Raises UsageError unless it is a Transformer decoder or a recurrent language model."""
-    if not isinstance(lm, TransformerDecoder | RecurrentDecoder | BidirectionalLanguageModel) or lm.reads != "past":
+    if (
+        not isinstance(lm, TransformerDecoder | RecurrentDecoderOnlyModel | BidirectionalLanguageModel)
+        or lm.reads != "past"
+    ):
         what = "this model does not read from left to right by states that learn from gradients"
         raise UsageError(what, fix="name a run of a Transformer decoder, or of a recurrent language model")
     return lm
@@ -202,7 +207,7 @@ def _advance_states(lm: LanguageModel, token: int, states_BS: Tensor) -> Tensor:
     parts = iter(states_BS.chunk(sum(map(len, cells)), -1))
     layers = [tuple(next(parts) for _ in cell) for cell in cells]
     state = replace(empty, layers=(*layers, *empty.layers[len(cells) :]))
-    return _join_states(lm.forward_incremental(tokens_B1, state)[1])
+    return _join_states(lm.compute_hidden_states_incrementally(tokens_B1, state)[1])
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class ValidationResult:
 
 
 @dataclass(frozen=True)
-class EvaluationSums:
+class EvaluationOutput:
     """Results over all items and all processes.
 
     total: sum of the losses of all targets. count: number of targets.
@@ -82,7 +82,7 @@ def evaluate_items(
     max_tokens: int = BATCH_TOKENS,
     dtype: DTypeLike = np.float64,
     one_pass: bool = True,
-) -> EvaluationSums:
+) -> EvaluationOutput:
     """Evaluates a model in evaluation mode; each process computes its share, and all get the same sums.
 
     Args:
@@ -134,4 +134,4 @@ def evaluate_items(
     pairs = zip(metrics, others[::2], others[1::2], strict=True)
     means = {name: part / max(1, number) for name, part, number in pairs}
     gathered = world.gather_arrays(arrays, len(lengths), dtype) if n_with_arrays else []
-    return EvaluationSums(nats, int(n_targets), means, gathered)
+    return EvaluationOutput(nats, int(n_targets), means, gathered)

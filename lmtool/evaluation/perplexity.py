@@ -19,7 +19,7 @@ from lmtool.data.prepare import count_predicted_bytes_and_tokens, tokenize_files
 from lmtool.data.store import TokenStore
 from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import DataError, UsageError
-from lmtool.evaluation.loop import EvaluationSums, ValidationResult, evaluate_items
+from lmtool.evaluation.loop import EvaluationOutput, ValidationResult, evaluate_items
 from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
@@ -27,7 +27,7 @@ from lmtool.objective.cross_entropy import rows_per_chunk
 from lmtool.printable import format_count
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
-from lmtool.runs.load import LoadedModel, load_for_inference
+from lmtool.runs.load import LoadedModel, load_packed_for_inference
 from lmtool.storage.records import replace_nonfinite
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -161,8 +161,8 @@ class EvaluationWindows:
         report: Progress = no_progress,
         *,
         metrics: Sequence[str] = (),
-        one_pass: bool = True,
-    ) -> EvaluationSums:
+        one_forward_pass: bool = True,
+    ) -> EvaluationOutput:
         """Evaluates the windows, batched by `collate` and scored by `score`; see `evaluate_items`."""
 
         def read(indices: list[int]) -> tuple[Loss, Sequence[NDArray[np.int64]]]:
@@ -171,7 +171,7 @@ class EvaluationWindows:
             return score(model, collate(rows).to(compute.device)), ()
 
         lengths = [(window.stop - window.start,) for window in self.windows]
-        return evaluate_items(model, lengths, read, compute, report, metrics=metrics, one_pass=one_pass)
+        return evaluate_items(model, lengths, read, compute, report, metrics=metrics, one_pass=one_forward_pass)
 
 
 def compute_perplexity(
@@ -199,7 +199,7 @@ def compute_perplexity(
     metrics = () if model.interpolation is None else (MODEL_ALONE,)
     one_pass = objective.scores_text_in_one_pass
     collate = objective.collate_for_scoring
-    sums = windows.evaluate(model, collate, score, compute, report, metrics=metrics, one_pass=one_pass)
+    sums = windows.evaluate(model, collate, score, compute, report, metrics=metrics, one_forward_pass=one_pass)
     if not sums.count:
         raise DataError(f"the text has {size}, but no {objective.unit} to predict", fix="give more text")
     alone = sums.metrics.get(MODEL_ALONE)
@@ -222,7 +222,7 @@ def _score_interpolated_and_alone(model: LanguageModel, batch: Batch) -> Loss:
 
 
 @dataclass(frozen=True)
-class PerplexityResult:
+class PerplexityReport:
     """The perplexity of a text under a model.
 
     limit: bits per byte of the best possible model, for a bundled text of known entropy.
@@ -234,7 +234,7 @@ class PerplexityResult:
     loaded: LoadedModel
     limit: float | None
     unseen: int | None = None
-    baseline: "PerplexityResult | None" = None
+    baseline: "PerplexityReport | None" = None
 
     def to_record(self) -> dict[str, object]:
         """Returns the JSON record."""
@@ -286,7 +286,7 @@ def measure_perplexity(
     device: DeviceName = "auto",
     precision: InferenceName = "float32",
     report: Progress = no_progress,
-) -> PerplexityResult:
+) -> PerplexityReport:
     """Measures the perplexity of a text under a run, by all processes together.
 
     Args:
@@ -301,7 +301,7 @@ def measure_perplexity(
     baseline if either run predicts pairs of words.
     """
 
-    def measure(loaded: LoadedModel, context: int | None, stride: int | None) -> PerplexityResult:
+    def measure(loaded: LoadedModel, context: int | None, stride: int | None) -> PerplexityReport:
         loaded.check_has_likelihood()
         lm, objective, data = loaded.model, loaded.objective, loaded.recipe.data
         context = context or lm.context or loaded.recipe.model.context
@@ -322,14 +322,14 @@ def measure_perplexity(
             windows = EvaluationWindows(store, sliding_windows(store, context, stride))
             collate = objective.collate_for_scoring
             n_unseen = round(windows.evaluate(lm, collate, _count_unseen_ngrams, loaded.compute, report).total)
-        return PerplexityResult(perplexity, loaded, bundled_entropy_bits_per_byte(sources, data), n_unseen)
+        return PerplexityReport(perplexity, loaded, bundled_entropy_bits_per_byte(sources, data), n_unseen)
 
-    with configure_compute(device, precision).use_process_group() as compute:
-        loaded = load_for_inference(resolve_reference(reference), compute)
+    with configure_compute(device, precision).join_process_group_once() as compute:
+        loaded = load_packed_for_inference(resolve_reference(reference), compute)
         result = measure(loaded, context, stride)
         if baseline is None:
             return result
-        other = load_for_inference(resolve_reference(baseline), compute)
+        other = load_packed_for_inference(resolve_reference(baseline), compute)
         if "pair" in (loaded.objective.unit, other.objective.unit):
             raise UsageError("pairs of words cannot be compared with tokens", fix="omit --baseline")
         return replace(result, baseline=measure(other, None, None))
@@ -348,4 +348,4 @@ def bundled_entropy_bits_per_byte(sources: Sequence[str], data: Data) -> float |
     """Returns the entropy of bundled texts in bits per byte, for models that predict the ends of documents."""
     if data.split != "document" or any(source.startswith(HUB_PREFIX) for source in sources):
         return None
-    return bundled.entropy_bits_per_byte([file for source in sources for file in find_files(source)])
+    return bundled.known_entropy_bits_per_byte([file for source in sources for file in find_files(source)])

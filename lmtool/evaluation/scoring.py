@@ -78,7 +78,7 @@ class _ScoringRow:
         """Length of the row, or of its source if that is longer."""
         return max(len(self.tokens), len(self.source or ()))
 
-    def keep_last_positions(self, n_positions: int) -> "_ScoringRow":
+    def truncate_left(self, n_positions: int) -> "_ScoringRow":
         """Returns the row of the last positions, which include all scored ones, with as many of its source."""
         if self.length <= n_positions:
             return self
@@ -103,7 +103,7 @@ def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str
         raise UsageError(f"texts and sources are not as many: {len(texts)} and {len(sources)}", fix="give one for each")
     ids = [loaded.tokenizer.encode(text) for text in texts]
     pairs = zip(ids, [None] * len(ids) if sources is None else sources, strict=True)
-    rows = [_make_text_rows(loaded, *pair) for pair in pairs]
+    rows = [_make_single_window_rows(loaded, *pair) for pair in pairs]
     results = []
     read = iter(_score_rows(loaded, [row for of_text in rows for row in of_text]))
     for text, tokens, of_text in zip(texts, ids, rows, strict=True):
@@ -177,7 +177,7 @@ def score_continuations(
                 fix = "shorten the prompt or the texts, or take a model with a longer context"
             what = f"{len(long):,} of {len(groups):,} {kind} do not fit the context of {longest} tokens"
             raise UsageError(what, where=f"{long[0][1]}: {long[0][0]:,} tokens {with_what}", fix=fix)
-        encoded = [[[row.keep_last_positions(longest) for row in rows] for rows in group] for group in encoded]
+        encoded = [[[row.truncate_left(longest) for row in rows] for rows in group] for group in encoded]
     can_share = loaded.sharding is None and loaded.model.reads != "both"
     shares = [can_share and all(group) and _common_prefix_length([rows[0] for rows in group]) > 0 for group in encoded]
     common = [[rows[0] for rows in group] for group, shared in zip(encoded, shares, strict=True) if shared]
@@ -299,7 +299,7 @@ def _first_id(loaded: LoadedModel) -> int:
     return tokenizer.bos_id if tokenizer.roles.named_bos is None else tokenizer.roles.named_bos
 
 
-def _make_text_rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[_ScoringRow]:
+def _make_single_window_rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[_ScoringRow]:
     """Makes the rows that score a text: one, or one for each token of a bidirectional model."""
     prompt_format, tokenizer = loaded.prompt_format, loaded.tokenizer
     if loaded.model.reads == "both":
@@ -416,12 +416,14 @@ def _score_batch_sharing_prefix(
         runs = [list(run) for _, run in groupby(numbered, itemgetter(1))]
         alike = [tuple(map(list, zip(*run, strict=True))) for run in runs]
         return [scores for run in alike for scores in _score_batch_sharing_prefix(loaded, *run)]
-    hidden_BTD, state = model.forward_incremental(batch.tokens_BT, state)
+    hidden_BTD, state = model.compute_hidden_states_incrementally(batch.tokens_BT, state)
     state = state.truncate_rows(prefix_lengths)
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
     if any(map(len, rest)):
         state = state.select_rows([b for b, rows in enumerate(groups) for _ in rows])
-        apart = iter(model.forward_incremental(pad_rows_right(rest, pad)[0].to(loaded.device), state)[0])
+        apart = iter(
+            model.compute_hidden_states_incrementally(pad_rows_right(rest, pad)[0].to(loaded.device), state)[0]
+        )
     states = [
         torch.cat([torch.cat((hidden_TD[:n], next(apart)))[row.positions] for row in rows])
         for (rows, n), hidden_TD in zip(numbered, hidden_BTD, strict=True)

@@ -60,7 +60,7 @@ class BeamSearch(Strategy):
     """
 
     @torch.inference_mode()
-    def step(self, logits_BV: Tensor, states: Sequence[RequestState]) -> list[StrategyStep]:
+    def choose_next_tokens(self, logits_BV: Tensor, states: Sequence[RequestState]) -> list[StrategyStep]:
         logprobs_BV = logits_BV.log_softmax(-1)
         scores_BV = self._process_logits(logprobs_BV, [one for state in states for one in state.hypotheses])
         steps, first = [], 0
@@ -133,7 +133,7 @@ class BeamSearch(Strategy):
             return []
         rows, ids = torch.tensor(best, device=logprobs_LV.device).T
         # excluded tokens have a total of -inf
-        tokens = self.make_constrained_tokens(
+        tokens = self.make_tokens_with_constrained_logprobs(
             logprobs_LV[rows], totals_LV[rows], ids, [live[row].form for row, _ in best]
         )
         candidates = []

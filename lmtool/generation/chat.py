@@ -17,7 +17,7 @@ from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Completion, Request, Token
 from lmtool.printable import printable
 from lmtool.runs.load import LoadedModel
-from lmtool.storage.durable import convert_os_errors, write_new_file
+from lmtool.storage.durable import convert_os_errors, write_and_sync_new_file
 from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, add_tool_fields_
 from lmtool.tokenization.prompt_format import check_utf8
 from lmtool.tokenization.tools import ToolCall, ToolCallParser
@@ -114,7 +114,7 @@ class Conversation:
             raise UsageError(f"{params.strategy} is not for conversations", fix="choose greedy or sample")
         self.params, self._stop = params, tuple(stop)
         self._generator = generator
-        self._chat = choose_chat_format(generator.loaded)
+        self._chat = choose_chat_or_plain_format(generator.loaded)
         self._prompt_format = replace(generator.loaded.prompt_format, chat=self._chat)
         self._engine = Engine(generator.loaded.model, prefixes=PrefixCache(CHAT_CACHE_BYTES))
         self._n_answers: Counter[tuple[int, ...]] = Counter()  # by prompt
@@ -153,7 +153,7 @@ class Conversation:
         """Removes all messages except the system message."""
         self.turns, self.n_left = [], 0
 
-    def answer(self, messages: Sequence[Message]) -> Reply:
+    def send_messages(self, messages: Sequence[Message]) -> Reply:
         """Answers more messages, usually one of the user; a first system message replaces that of the conversation.
 
         The oldest turns leave the context until the answer has room for `max_new_tokens` or half of the context,
@@ -183,7 +183,7 @@ class Conversation:
             prompt_format=self._prompt_format,
             stop=self._stop,
         )
-        state = self._engine.prepare(request)
+        state = self._engine.create_request_state(request)
         self._n_answers[key] += 1
         n_left, self.n_left = first - self.n_left, first
         tokens = self._engine.run(iter([state]), self._generator.step_context)
@@ -216,7 +216,7 @@ class Conversation:
                 what = f"the prompt has {len(ids)} tokens, but the model's context is {context}"
                 raise UsageError(what, fix="shorten the message, or the system message")
 
-    def save(self, path: Path) -> None:
+    def save_to_new_file(self, path: Path) -> None:
         """Writes all messages to a new file, as one line of JSON that `lmtool finetune` reads.
 
         Cut answers have `"cut": true`. Raises UsageError if there are no messages or the file exists, and ResourceError
@@ -235,7 +235,7 @@ class Conversation:
             raise UsageError("the file exists", where=where, fix="save to a new file")
         try:
             with convert_os_errors("the conversation cannot be saved", where, "name a new file elsewhere"):
-                write_new_file(path, line.encode())
+                write_and_sync_new_file(path, line.encode())
         except ValueError:
             raise UsageError("this is not a file name", where=where, fix="leave out the NUL character") from None
 
@@ -243,7 +243,7 @@ class Conversation:
         return [Message(role="system", content=self._system)] if self._system else []
 
 
-def choose_chat_format(loaded: LoadedModel) -> ChatFormat:
+def choose_chat_or_plain_format(loaded: LoadedModel) -> ChatFormat:
     """Returns the format of a model's conversations. Raises UsageError and CheckpointError as `Conversation` does."""
     prompt_format, where = loaded.prompt_format, printable(str(loaded.run_path))
     if prompt_format.reads != "past":
@@ -258,7 +258,7 @@ def choose_chat_format(loaded: LoadedModel) -> ChatFormat:
         fix = "answer single texts with lmtool generate, or fine-tune it on a column of messages"
         raise UsageError(what, where=where, fix=fix)
     today = datetime.now()
-    return ChatFormat.from_tokenizer(loaded.tokenizer, lambda: today)
+    return ChatFormat.from_tokenizer_or_plain(loaded.tokenizer, lambda: today)
 
 
 def validate_messages(messages: Sequence[Message] | Sequence[dict[str, Any]]) -> list[Message]:

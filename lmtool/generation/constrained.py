@@ -67,36 +67,36 @@ class FormState:
             if spelling is None:
                 return self
             following = self._add_following((token,), [spelling])
-        self._pass_on_completing_tokens((token,), following)
+        self._cache_remaining_completing_tokens((token,), following)
         return following
 
-    def with_forced_tokens(self, tokens: tuple[int, ...]) -> "FormState":
+    def with_consumed_forced_tokens(self, tokens: tuple[int, ...]) -> "FormState":
         """Returns the place after forced tokens, without making those between, whose copies would take long."""
         following = self._following.get(tokens)
         if following is None:
             following = self._add_following(tokens, list(tokens))
-        self._pass_on_completing_tokens(tokens, following)
+        self._cache_remaining_completing_tokens(tokens, following)
         return following
 
-    def _add_following(self, tokens: tuple[int, ...], spellings: list[int]) -> "FormState":
-        """Makes and caches the place after tokens. spellings: what the matcher reads in their place."""
+    def _add_following(self, tokens: tuple[int, ...], spelling_ids: list[int]) -> "FormState":
+        """Makes and caches the place after tokens. spelling_ids: what the matcher reads in their place."""
         with self._lock:
             matcher = self._matcher.deep_copy()
-        matcher.consume_tokens(spellings)
-        following = FormState(self.form, self._vocabulary, matcher, self._vocabulary.pieces[spellings[-1]])
+        matcher.consume_tokens(spelling_ids)
+        following = FormState(self.form, self._vocabulary, matcher, self._vocabulary.pieces[spelling_ids[-1]])
         self._following[tokens] = following
         return following
 
-    def _pass_on_completing_tokens(self, consumed: tuple[int, ...], following: "FormState") -> None:
+    def _cache_remaining_completing_tokens(self, consumed: tuple[int, ...], following: "FormState") -> None:
         """If the closing sequence of this place begins with these tokens, that of the following one is at most the
         rest."""
-        closing = vars(self).get("completing_tokens") or ()
+        closing = vars(self).get("short_completing_tokens") or ()
         if closing[: len(consumed)] == consumed and len(closing) > len(consumed):
             following._cache_completing_tokens_if_shorter(closing[len(consumed) :])
 
     def cache_allowed_tokens(self) -> None:
         """Computes and caches the allowed tokens. Raises UsageError if there are none and the text may not end."""
-        if not (self.allowed_V.any() or self.may_end):
+        if not (self.allowed_non_end_V.any() or self.may_end):
             raise self.form.make_error()
 
     @cached_property
@@ -109,7 +109,7 @@ class FormState:
         return tuple(takewhile(lambda token: token < self._vocabulary.size, forced))
 
     @cached_property
-    def allowed_V(self) -> NDArray[np.bool_]:
+    def allowed_non_end_V(self) -> NDArray[np.bool_]:
         """Mask of the tokens that may follow, apart from end tokens."""
         if self.forced_tokens:
             return np.equal(np.arange(self._vocabulary.size), self.forced_tokens[0])
@@ -133,10 +133,10 @@ class FormState:
     def _can_follow(self, spelling: int) -> bool:
         return bool(self._matcher.validate_tokens([spelling]))
 
-    def mask_allowed_tokens(self, n_tokens: int, end_ids: Collection[int]) -> NDArray[np.bool_]:
-        """Returns a mask of the first `n_tokens` ids that may follow, with end tokens where the text may end."""
-        allowed_V = np.zeros(n_tokens, dtype=np.bool_)
-        allowed_V[: len(self.allowed_V)] = self.allowed_V
+    def mask_allowed_tokens(self, vocab_size: int, end_ids: Collection[int]) -> NDArray[np.bool_]:
+        """Returns a mask of the first `vocab_size` ids that may follow, with end tokens where the text may end."""
+        allowed_V = np.zeros(vocab_size, dtype=np.bool_)
+        allowed_V[: len(self.allowed_non_end_V)] = self.allowed_non_end_V
         allowed_V[list(end_ids)] = self.may_end
         return allowed_V
 
@@ -155,16 +155,16 @@ class FormState:
     @property
     def closing_tokens(self) -> tuple[int, ...] | None:
         """Tokens that complete the form, few but not always the fewest; None if none were found."""
-        return () if self.may_end else self.completing_tokens
+        return () if self.may_end else self.short_completing_tokens
 
     def _cache_completing_tokens_if_shorter(self, tokens: tuple[int, ...]) -> None:
-        """Caches tokens that complete the form as `completing_tokens`, unless it has fewer."""
-        known = vars(self).get("completing_tokens")
+        """Caches tokens that complete the form as `short_completing_tokens`, unless it has fewer."""
+        known = vars(self).get("short_completing_tokens")
         if known is None or len(tokens) < len(known):
-            self.completing_tokens = tokens
+            self.short_completing_tokens = tokens
 
     @cached_property
-    def completing_tokens(self) -> tuple[int, ...] | None:
+    def short_completing_tokens(self) -> tuple[int, ...] | None:
         """At least one token that completes the form; if None, `dead_end` is where the search ended."""
         state, tokens = self, list[int]()
         classes_V = self._vocabulary.closing_rank_V.astype(np.int64)
@@ -172,7 +172,7 @@ class FormState:
         while not (tokens and state.may_end):
             # tokens that close nothing may lead nowhere, so classes and tokens take turns
             rank_V = self._vocabulary.closing_rank_V + N_CLOSING_CLASSES * used_K[classes_V] + 0.05 * used_V
-            token = int(np.where(state.allowed_V, rank_V, np.inf).argmin())
+            token = int(np.where(state.allowed_non_end_V, rank_V, np.inf).argmin())
             used_V[token] += 1
             used_K[classes_V[token]] += classes_V[token] > 0
             after = state.with_token(token)
@@ -189,7 +189,7 @@ class FormState:
         if closing and closing[0] == token:
             return len(closing) - 1 <= n_left
         child = self.with_token(token)
-        if not (child.may_end or "completing_tokens" in vars(child)):
+        if not (child.may_end or "short_completing_tokens" in vars(child)):
             child._cache_completing_suffix(closing or (), n_left)
         return child.closing_tokens is not None and len(child.closing_tokens) <= n_left
 

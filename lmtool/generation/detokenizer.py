@@ -24,7 +24,9 @@ class IncrementalDetokenizer:
         self._decoder: StreamDecoder | None = None
         if request.prompt_format is not None:
             self._decoder = (
-                _FormDecoder(form) if form else _make_decoder_after_prompt(request.prompt_format, request.prompt)
+                _ConstrainedTextDecoder(form)
+                if form
+                else _make_decoder_after_prompt(request.prompt_format, request.prompt)
             )
 
     def push(self, token: Token, finish: FinishReason | None) -> tuple[str, FinishReason | None]:
@@ -71,7 +73,7 @@ def _make_decoder_after_prompt(prompt_format: PromptFormat, prompt: Prompt) -> S
     return decoder
 
 
-class _FormDecoder:
+class _ConstrainedTextDecoder:
     """Decodes tokens as a form spells them: without the space between prompt and text."""
 
     def __init__(self, form: FormState) -> None:

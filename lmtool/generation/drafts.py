@@ -154,7 +154,7 @@ class ModelDraft(Draft):
         while True:
             hypothesis, n = yield proposal
             if not caches:
-                caches, n_read = [runner.read_prompt_cached(window)[1]], len(window.tokens)
+                caches, n_read = [runner.read_prompt_or_reuse_last(window)[1]], len(window.tokens)
             window = replace(window, tokens=(*window.tokens, *hypothesis.text[len(prompt.text) + n_written :]))
             n_written = hypothesis.n_generated
             slides = not runner.fits_context(window)
@@ -168,11 +168,11 @@ class ModelDraft(Draft):
             if not n and not slides:
                 continue
             if slides:
-                hidden_1TD, cache = runner.read_prompt_cached(window)
+                hidden_1TD, cache = runner.read_prompt_or_reuse_last(window)
             else:  # the new part of the window, at least its last token
                 unread = window.tokens[n_read:]
                 n_kept = common_prefix_length(proposed, unread[:-1])
-                hidden_1TD, cache = runner.read_tokens([unread[n_kept:]], caches[n_kept].reclaim_continuation_slots_())
+                hidden_1TD, cache = runner.read_tokens([unread[n_kept:]], caches[n_kept].invalidate_continuations_())
             caches, n_read, proposed = [cache], len(window.tokens), []
             drawn_from = []
             while len(tokens) < n:

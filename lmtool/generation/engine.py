@@ -128,7 +128,7 @@ class Engine:
         """Number of requests."""
         return len(self._states)
 
-    def prepare(self, request: Request) -> RequestState:
+    def create_request_state(self, request: Request) -> RequestState:
         """Prepares a request for `add`, in any thread.
 
         Raises UsageError for parameters that contradict one another, and as `check_form_and_create_state` does.
@@ -151,7 +151,7 @@ class Engine:
 
     def add(self, request: Request | RequestState) -> int:
         """Adds a request, prepared or not, whose prompt fits the context. Returns its id; raises as `prepare`."""
-        state = request if isinstance(request, RequestState) else self.prepare(request)
+        state = request if isinstance(request, RequestState) else self.create_request_state(request)
         state.began = time.perf_counter()
         self._states[state.id] = state
         self._waiting.append(state)
@@ -203,7 +203,7 @@ class Engine:
         raises. An engine that isolates failures raises only for lack of memory.
         """
         self.failures = []
-        cache = self._join_running_rows_and_requeue_rest()
+        cache = self._join_running_rows_and_requeue_overlong()
         self._prefills += [_PrefillBatch(group, _distinct_windows(group)) for group in self._group_waiting_requests()]
         running, self._waiting = [state for state, _ in self._running], []
         stepped: list[RequestState] = []
@@ -212,11 +212,11 @@ class Engine:
         if cache is not None and not self._prefills and self._can_speculate(running):
             return self._speculate(running[0], cache)
         if cache is not None:
-            with self._isolating_failures(running):
+            with self._retrying_failures_separately(running):
                 forms = {one.form for state in running for one in state.hypotheses if one.form is not None}
                 masks = [self._masks.submit(form.cache_allowed_tokens) for form in forms]
                 texts = [one.window.tokens for state in running for one in state.hypotheses]
-                hidden_BD, cache = self.runner.decode_step([tokens[-1] for tokens in texts], cache)
+                hidden_BD, cache = self.runner.decode_step_to_hidden_([tokens[-1] for tokens in texts], cache)
                 wait(masks)
                 self._prefixes.store(texts, cache, 1)
                 logits.append(self.runner.compute_logits(hidden_BD, _hypothesis_texts(running)))
@@ -225,8 +225,8 @@ class Engine:
         tokens: list[Token] = []
         for prefill, n in self._split_chunk_budget():
             states, prefill.states = prefill.states, []
-            with self._isolating_failures(states):
-                hidden_BTD, cache = self._read_chunk(prefill, n, states)
+            with self._retrying_failures_separately(states):
+                hidden_BTD, cache = self._compute_hidden_states_of_chunk(prefill, n, states)
                 if not prefill.n_left:
                     tokens += self._emit_forced_tokens(prefill, states)
                 if not prefill.n_left and states[0].hypotheses:
@@ -276,9 +276,9 @@ class Engine:
         def step(strategy: Strategy, group: Sequence[int]) -> None:
             rows = [starts[i] + j for i in group for j in range(counts[i])]
             rows_BV = logits_BV if len(rows) == n_rows else logits_BV[rows]
-            for i, one in zip(group, strategy.step(rows_BV, [states[i] for i in group]), strict=True):
+            for i, one in zip(group, strategy.choose_next_tokens(rows_BV, [states[i] for i in group]), strict=True):
                 rows_of[i] = [starts[i] + row for row in one.rows]
-                with self._isolating_failures([states[i]]):
+                with self._retrying_failures_separately([states[i]]):
                     tokens.extend(self._emit_tokens(states[i], one))
 
         for strategy, group in groups.items():
@@ -288,7 +288,7 @@ class Engine:
                 if not self._isolate_failures:
                     raise
                 for i in group:
-                    with self._isolating_failures([states[i]]):
+                    with self._retrying_failures_separately([states[i]]):
                         step(strategy, [i])
         self._running = [(state, rows_of[i]) for i, state in enumerate(states) if state.hypotheses]
         return tokens
@@ -334,7 +334,7 @@ class Engine:
         assert isinstance(state.strategy, Sampler)
         form = state.hypotheses[0].form
         assert form is not None
-        after = form.with_forced_tokens(tuple(token.id for token in prefill.forced))
+        after = form.with_consumed_forced_tokens(tuple(token.id for token in prefill.forced))
         tokens: list[Token] = []
         for token in prefill.forced:
             extended = replace(state.hypotheses[0], form=None).with_token(token.id)
@@ -358,7 +358,7 @@ class Engine:
         cache: state after all but the last token of the window, which fits the context; it becomes invalid.
         """
         tokens: list[Token] = []
-        with self._isolating_failures([state]):
+        with self._retrying_failures_separately([state]):
             (hypothesis,), sampler, draft = state.hypotheses, state.strategy, self._draft
             assert isinstance(sampler, Sampler)
             assert draft is not None
@@ -377,7 +377,7 @@ class Engine:
             self.n_proposed += n
             for i in range(n + 1):
                 proposed = None if proposal.p_NV is None or i == n else (proposal.tokens[i], proposal.p_NV[i])
-                (step,) = sampler.step(logits_TV[i : i + 1], [state], proposed)
+                (step,) = sampler.choose_next_tokens(logits_TV[i : i + 1], [state], proposed)
                 is_accepted = i < n and step.updates[0].tokens[0].id == proposal.tokens[i]
                 state.accepted += is_accepted
                 self.n_accepted += is_accepted
@@ -386,14 +386,14 @@ class Engine:
                     break
             kept = cache.truncate(cache.length - (n + 1 - len(tokens)))
             assert kept is not None
-            cache = kept.reclaim_continuation_slots_()
+            cache = kept.invalidate_continuations_()
             self._prefixes.store([(*read, *(token.id for token in tokens[:-1]))], cache, len(tokens))
             if state.hypotheses:
                 self._caches, self._running = [cache], [(state, [0])]
         return tokens
 
     @contextmanager
-    def _isolating_failures(self, states: Sequence[RequestState]) -> Iterator[None]:
+    def _retrying_failures_separately(self, states: Sequence[RequestState]) -> Iterator[None]:
         """Catches exceptions: ends a single request, and makes each of several be read again alone."""
         try:
             yield
@@ -411,7 +411,7 @@ class Engine:
                 state.prompt = state.prompt if state.n_steps else []
                 self._prefills.append(_PrefillBatch([state], _distinct_windows([state])))
 
-    def _join_running_rows_and_requeue_rest(self) -> DecodeState | None:
+    def _join_running_rows_and_requeue_overlong(self) -> DecodeState | None:
         """Returns the state of the running rows, in order.
 
         Texts that exceed the context slide and wait to be read again; forced tokens become a prefill.
@@ -452,13 +452,13 @@ class Engine:
         forced = form.forced_tokens[: n if left is None else min(n, left)]
         return forced if len(forced) >= (1 if is_alone else MIN_FORCED_TOKENS) else ()
 
-    def _read_chunk(
+    def _compute_hidden_states_of_chunk(
         self, prefill: _PrefillBatch, n_tokens: int, states: Sequence[RequestState]
     ) -> tuple[Tensor, DecodeState]:
         """Reads `n_tokens` more tokens of each window. Returns hidden states (B, T, D) and the new state."""
         cache = prefill.cache
         if cache is None:
-            cache = self._prefixes.build_state_of_cached_prefixes(
+            cache = self._prefixes.build_state_of_equal_length_prefixes(
                 [window.tokens[: prefill.n_read] for window in prefill.windows]
             )
             prefill.n_read = 0 if cache is None else cache.length
@@ -468,10 +468,12 @@ class Engine:
         n_read_before, prefill.n_read = prefill.n_read, prefill.n_read + n_tokens
         if cache is None and self._draft is not None and self._chunk is None and len(prefill.windows) == 1:
             # the runner keeps a whole prompt for further samples
-            hidden_BTD, cache = self.runner.read_prompt_cached(prefill.windows[0])
+            hidden_BTD, cache = self.runner.read_prompt_or_reuse_last(prefill.windows[0])
         else:
             tokens = [window.tokens[n_read_before : prefill.n_read] for window in prefill.windows]
-            hidden_BTD, cache = self.runner.read_tokens(tokens, cache or self.runner.start_state(prefill.windows))
+            hidden_BTD, cache = self.runner.read_tokens(
+                tokens, cache or self.runner.create_initial_state(prefill.windows)
+            )
         self._prefixes.store([window.tokens[: prefill.n_read] for window in prefill.windows], cache, n_tokens)
         lengths = [len(window.tokens) for window in prefill.windows]
         prefill.cache = cache if min(lengths) == max(lengths) else cache.truncate_rows(lengths)
@@ -490,7 +492,7 @@ class Engine:
                 state.prompt += known[key]
         return hidden_BTD, prefill.cache
 
-    def _count_cached_tokens(self, states: Sequence[RequestState]) -> int:
+    def _count_tokens_cached_for_all(self, states: Sequence[RequestState]) -> int:
         """Returns how many first tokens of all windows are cached; the last is always read, for its logits."""
         if any(state.request.prompt_logprobs for state in states):
             return 0
@@ -513,7 +515,7 @@ class Engine:
     def _prompt_lengths(self, state: RequestState) -> tuple[int, int, int]:
         """Returns the lengths of the source, of the window, and of its cached prefix."""
         window = state.hypotheses[0].window
-        return len(window.source or ()), len(window.tokens), self._count_cached_tokens([state])
+        return len(window.source or ()), len(window.tokens), self._count_tokens_cached_for_all([state])
 
     def _split_chunk_budget(self) -> list[tuple[_PrefillBatch, int]]:
         """Returns the prompts to read in this step, and how many tokens of each.
@@ -523,7 +525,7 @@ class Engine:
         """
         for prefill in self._prefills:
             if prefill.cache is None:  # others may have read its prefix meanwhile
-                prefill.n_read = self._count_cached_tokens(prefill.states)
+                prefill.n_read = self._count_tokens_cached_for_all(prefill.states)
         if self._chunk is None or not self._prefills:
             return [(prefill, prefill.n_left) for prefill in self._prefills]
         room, shares = self._chunk, dict.fromkeys(self._prefills, 0)
@@ -563,7 +565,7 @@ def _distinct_windows(states: Sequence[RequestState]) -> list[Prompt]:
     return list(dict.fromkeys(one.window for state in states for one in state.hypotheses))
 
 
-def _select_and_join_rows(caches: Sequence[DecodeState], rows: Sequence[int]) -> DecodeState | None:
+def _select_and_join_rows(caches: Sequence[DecodeState], global_rows: Sequence[int]) -> DecodeState | None:
     """Joins these rows of several states, in that order; rows are counted over all states. None for no rows.
 
     Rows are selected before states are joined, so that hypotheses of a beam search share a cache line from the first
@@ -571,7 +573,7 @@ def _select_and_join_rows(caches: Sequence[DecodeState], rows: Sequence[int]) ->
     """
     parts, first = [], 0
     for cache in caches:
-        picked = [row - first for row in rows if first <= row < first + cache.n_rows]
+        picked = [row - first for row in global_rows if first <= row < first + cache.n_rows]
         first += cache.n_rows
         if picked:
             parts.append(cache if picked == list(range(cache.n_rows)) else cache.select_rows(picked))

@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from lmtool.compute.agreement import agrees, relative_difference
 from lmtool.compute.kernels import gpu
-from lmtool.generation.native_step import NATIVE_MIXERS, NativeLayers, NativeStep
+from lmtool.generation.native_step import NATIVE_MIXERS, NativeLayers, NativeSingleRowStep
 from lmtool.model.fixed import DecodeStateShape, StaticDecodeState
 from lmtool.model.language_model import DecodeState, LanguageModel, RowTokens
 from lmtool.model.layers.attention import find_mixers
@@ -65,7 +65,7 @@ class FastStepsByShape:
         step = self.find_or_capture_step(state)
         if step is None or step.is_checked:
             return None if step is None else step(tokens_B1, state)
-        hidden_B1D, plain = self._model.forward_incremental(tokens_B1, state.to_growable())
+        hidden_B1D, plain = self._model.compute_hidden_states_incrementally(tokens_B1, state.to_growable())
         expected_BD = hidden_B1D[:, -1]
         hidden_BD, after = step(tokens_B1, state)
         rounds = torch.is_autocast_enabled(tokens_B1.device.type) or has_quantized_inputs(self._model)
@@ -87,7 +87,9 @@ class FastStepsByShape:
                 growing = state.to_growable()
                 empty = StaticDecodeState.empty_like(growing.to_dtype(torch.float32), shape)
                 fixed = replace(empty, growable_dtype=growing.dtype)
-                self._captured[shape] = FixedShapeStep(self._model, fixed, NativeStep(self.native_layers, fixed))
+                self._captured[shape] = FixedShapeStep(
+                    self._model, fixed, NativeSingleRowStep(self.native_layers, fixed)
+                )
             return self._captured[shape]
         if not self._uses_graphs or state.shared_lines is not None or state.n_rows > MAX_GRAPH_ROWS:
             return None
@@ -114,10 +116,12 @@ class FixedShapeStep:
 
     is_checked: bool = False
 
-    def __init__(self, model: LanguageModel, state: StaticDecodeState, native: NativeStep | None = None) -> None:
+    def __init__(
+        self, model: LanguageModel, state: StaticDecodeState, native: NativeSingleRowStep | None = None
+    ) -> None:
         self._model, self._state, self._native = model, state, native
         self._tokens_B1 = torch.zeros(state.n_rows, 1, dtype=torch.int64, device=state.newest_position_1.device)
-        self._run = gpu.capture_cuda_graph(self._forward_on_fixed_state, state.newest_position_1.device)
+        self._run = gpu.capture_cuda_graph(self._compute_hidden_on_fixed_state, state.newest_position_1.device)
 
     def __call__(self, tokens_B1: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Returns hidden states (B, D), valid until the next call, and the new state.
@@ -135,13 +139,13 @@ class FixedShapeStep:
         self._tokens_B1.copy_(tokens_B1)
         return self._run(), after
 
-    def _forward_on_fixed_state(self) -> Tensor:
+    def _compute_hidden_on_fixed_state(self) -> Tensor:
         kind = self._tokens_B1.device.type
         # weights that autocast caches are gone when a graph is replayed
         with torch.autocast(
             kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
         ):
-            hidden_B1D, after = self._model.forward_incremental(self._tokens_B1, self._state)
+            hidden_B1D, after = self._model.compute_hidden_states_incrementally(self._tokens_B1, self._state)
         for kept, now in zip(self._state.layers, after.layers, strict=True):
             if isinstance(kept, RowTokens) and isinstance(now, RowTokens):
                 kept.tokens_BS.copy_(now.tokens_BS[:, 1:])

@@ -19,7 +19,7 @@ from lmtool.model.language_model import LanguageModel
 from lmtool.printable import printable
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Embedding, Masked
-from lmtool.runs.load import LoadedModel, load_for_inference
+from lmtool.runs.load import LoadedModel, load_packed_for_inference
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 
 MAX_ROWS = 16
@@ -136,7 +136,7 @@ def generate(
         banned_ids=frozenset(banned_ids),
         n_alternatives=DETAIL_ALTERNATIVES if details else 0,
     )
-    prepared = map(engine.prepare, requests)
+    prepared = map(engine.create_request_state, requests)
     waiting = chain(list(islice(prepared, 1)), prepared)  # reports contradictions before the first token
     n_at_once, n_texts = 1 if draft is not None else max(1, max_rows // params.max_rows), params.n_texts
 
@@ -196,7 +196,7 @@ def open_draft(reference: str, n_tokens: int, loaded: LoadedModel) -> Draft:
     where = f"--draft {printable(reference)} for {printable(str(loaded.run_path))}"
     draft: Draft = NGramDraft(n_tokens)
     if reference != NGRAM_DRAFT:
-        smaller = load_for_inference(resolve_reference(reference), loaded.compute)
+        smaller = load_packed_for_inference(resolve_reference(reference), loaded.compute)
         TextGenerator(smaller).check_generates()
         if smaller.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
             fix = "name a draft with the same tokenizer, such as one distilled from it, or --draft ngram"
@@ -224,7 +224,7 @@ class TextGenerator:
     @classmethod
     def open(cls, run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Self:
         """Opens the best checkpoint of a run, a given one, or a published model; see `resolve_reference`."""
-        return cls(load_for_inference(resolve_reference(run), configure_compute(device, precision)))
+        return cls(load_packed_for_inference(resolve_reference(run), configure_compute(device, precision)))
 
     def generate(self, prompts: Prompts, params: AnyParams | None = None, **options: Any) -> Iterator[Token]:
         """Yields tokens as they are generated; the last one of each text has its completion.

@@ -112,7 +112,7 @@ class ModelRunner:
         return self.slide_window(prompt) if overflow == "slide" else prompt.keep_last_tokens(room)
 
     @torch.inference_mode()
-    def start_state(self, windows: Sequence[Prompt]) -> DecodeState:
+    def create_initial_state(self, windows: Sequence[Prompt]) -> DecodeState:
         """Returns the state before the tokens of windows, after their sources, which have equal lengths."""
         tokens_BT = self._pad_tokens([window.tokens for window in windows])
         sources = [window.source for window in windows if window.source is not None]
@@ -122,22 +122,22 @@ class ModelRunner:
     @torch.inference_mode()
     def read_tokens(self, tokens: Sequence[Sequence[int]], state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Reads more tokens of each row, padded to the longest. Returns hidden states (B, T, D) and the new state."""
-        return self._model.forward_incremental(self._pad_tokens(tokens), state)
+        return self._model.compute_hidden_states_incrementally(self._pad_tokens(tokens), state)
 
-    def read_prompt_cached(self, window: Prompt) -> tuple[Tensor, DecodeState]:
+    def read_prompt_or_reuse_last(self, window: Prompt) -> tuple[Tensor, DecodeState]:
         """Reads a window in one pass. Returns hidden states (1, T, D) and the state, which stay valid.
 
         The last window is cached for further samples of the same prompt.
         """
         if self._last_read is None or self._last_read[0] != window:
-            self._last_read = window, self.read_tokens([window.tokens], self.start_state([window]))
+            self._last_read = window, self.read_tokens([window.tokens], self.create_initial_state([window]))
         return self._last_read[1]
 
     def _pad_tokens(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         return pad_rows_right([np.array(one, dtype=np.int64) for one in tokens], 0)[0].to(self.device)
 
     @torch.inference_mode()
-    def decode_step(self, tokens: Sequence[int], state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def decode_step_to_hidden_(self, tokens: Sequence[int], state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Reads one token of each row. Returns hidden states (B, D) and the new state.
 
         Both are valid until the next step, and the given state becomes invalid; see `FastStepsByShape`.
@@ -145,7 +145,7 @@ class ModelRunner:
         tokens_B1 = torch.tensor(tokens, device=self.device)[:, None]
         if (stepped := self._steps(tokens_B1, state)) is not None:
             return stepped
-        hidden_B1D, state = self._model.forward_incremental(tokens_B1, state.to_growable())
+        hidden_B1D, state = self._model.compute_hidden_states_incrementally(tokens_B1, state.to_growable())
         return hidden_B1D[:, -1], state
 
     def get_ngram_contexts(self, ids: Sequence[int], n: int) -> list[Sequence[int]]:

@@ -24,10 +24,17 @@ from lmtool.compute.kernels.program import (
     RotateStep,
     StepProgram,
 )
-from lmtool.compute.machine import process_memory_limit_bytes
+from lmtool.compute.machine import physical_memory_limit_bytes
 from lmtool.model.fixed import StaticDecodeState, source_length
 from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, LayerState, Memory, RowTokens
-from lmtool.model.layers.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention, find_linears, find_mixers
+from lmtool.model.layers.attention import (
+    CrossAttention,
+    JoinedLinear,
+    SelfAttention,
+    SublayerFunction,
+    find_linears,
+    find_mixers,
+)
 from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward
 from lmtool.model.layers.norms import RMSNorm
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
@@ -55,7 +62,7 @@ class NativeLayers:
             return None
         weights = {linear: cast(PackedMatrix, linear.weight) for linear in find_linears(model.stacks()[-1])}
         n_copied = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, NativeMatrix))
-        if n_copied > MAX_COPY_MEMORY_SHARE * (process_memory_limit_bytes() or math.inf):
+        if n_copied > MAX_COPY_MEMORY_SHARE * (physical_memory_limit_bytes() or math.inf):
             return None
         products = {linear: weight.product.native for linear, weight in weights.items()}
         matrices = {linear: matrix for linear, matrix in products.items() if matrix is not None}
@@ -88,7 +95,7 @@ def _supports_native_step(model: TransformerModel) -> bool:
     )
 
 
-class NativeStep:
+class NativeSingleRowStep:
     """Decodes one more token of one text, with a state of its own: of one row, in float32."""
 
     def __init__(self, layers: NativeLayers, state: StaticDecodeState) -> None:
@@ -127,7 +134,7 @@ class NativeStep:
         self._program.set_source_length(source_length(state) if keep_1S is None else int(keep_1S.sum()))
 
     def _add_linear(self, linear: nn.Linear, src: int, dst: int, adds: bool = False) -> None:
-        matrix = self._layers.matrices[linear].to_c(self._program.store_tensor_and_get_address(linear.bias))
+        matrix = self._layers.matrices[linear].to_c(self._program.store_as_float32_and_get_address(linear.bias))
         self._program.add_step(LinearStep(matrix, adds), src, dst)
 
     def _add_layers_to_program(self) -> None:
@@ -144,7 +151,9 @@ class NativeStep:
             if sublayer.norm_place == "pre":
                 read = self._add_norm(sublayer.norm, read, self._normed)
             adds = sublayer.residual and sublayer.norm_place != "output" and not stack.adds_to_layer_input
-            mixed = self._add_mixer(sublayer.mixer, state, read, i // stack.sublayers_per_layer in stack.full_layers)
+            mixed = self._add_mixer_without_out_projection(
+                sublayer.mixer, state, read, i // stack.sublayers_per_layer in stack.full_layers
+            )
             self._add_linear(sublayer.mixer.out, mixed, self._x if adds else self._out, adds)
             if sublayer.norm_place == "output":
                 self._add_norm(sublayer.norm, self._out, self._out)
@@ -164,8 +173,8 @@ class NativeStep:
         norm = cast(nn.LayerNorm | RMSNorm, module)
         gain, bias = (norm.gain(), None) if isinstance(norm, RMSNorm) else (norm.weight, norm.bias)
         gain_and_bias = (
-            self._program.store_tensor_and_get_address(gain),
-            self._program.store_tensor_and_get_address(bias),
+            self._program.store_as_float32_and_get_address(gain),
+            self._program.store_as_float32_and_get_address(bias),
         )
         is_centered = isinstance(norm, nn.LayerNorm)
         self._program.add_step(
@@ -173,7 +182,9 @@ class NativeStep:
         )
         return dst
 
-    def _add_mixer(self, mixer: Mixer, state: LayerState, src: int, is_full_attention: bool) -> int:
+    def _add_mixer_without_out_projection(
+        self, mixer: SublayerFunction, state: LayerState, src: int, is_full_attention: bool
+    ) -> int:
         """Adds a mixer. Returns the address of the input of its output projection."""
         match mixer, state:
             case FeedForward(), _:
@@ -186,16 +197,18 @@ class NativeStep:
                 self._add_attention_step(mixer, state, n_source=1)  # a source of any length: see `set_source`
             case SelfAttention(), KeyValueCache():
                 self._add_linear(mixer.qkv, src, self._inner)
-                self._add_self_attention(mixer, state, is_full_attention)
+                self._add_self_attention_after_qkv(mixer, state, is_full_attention)
                 if mixer.gate is not None:
                     self._add_linear(mixer.gate, src, self._inner)
                     n = mixer.gate.out_features
                     self._program.add_step(GateStep(n, mixer.out.in_features // n), self._inner, self._mixed)
         return self._mixed
 
-    def _add_self_attention(self, mixer: SelfAttention, state: KeyValueCache, is_full_attention: bool) -> None:
+    def _add_self_attention_after_qkv(
+        self, mixer: SelfAttention, state: KeyValueCache, is_full_attention: bool
+    ) -> None:
         """Adds attention to the cache, with norms, rotations, position biases and window."""
-        stack, hold = self._layers.stack, self._program.store_tensor_and_get_address
+        stack, hold = self._layers.stack, self._program.store_as_float32_and_get_address
         n_queries, n_keys, _ = mixer.qkv.widths
         for norm, first, n in ((mixer.q_norm, 0, n_queries), (mixer.k_norm, n_queries, n_keys)):
             if isinstance(norm, RMSNorm):

@@ -1,7 +1,7 @@
 """Parameters of decoding strategies, their command-line options, and the filters of sampling.
 
-A parameter is one field, annotated with its `Option` and `Range`. The options of `lmtool generate`, their
-validation and the parameters of each strategy are derived from the fields. A sampling filter is a field and the
+A parameter is one field, annotated with its `CommandLineOption` and `ParamValidator`. The options of `lmtool generate`,
+their validation and the parameters of each strategy are derived from the fields. A sampling filter is a field and the
 function of the same name in FILTERS.
 
 Shapes: B rows, V vocabulary.
@@ -42,7 +42,7 @@ PANELS: dict[str, tuple[str, ...]] = {"greedy": (COMMON,), "sample": (COMMON, SA
 
 
 @dataclass(frozen=True)
-class Option:
+class CommandLineOption:
     """The command-line option of a parameter.
 
     text: one sentence.
@@ -60,7 +60,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Range:
+class ParamValidator:
     """Valid values of a parameter. None is always valid for optional ones.
 
     is_valid: tests a value. fix: describes the valid values in error messages; {name} is the field's name.
@@ -70,20 +70,20 @@ class Range:
     fix: str
 
 
-_UP_TO_1 = Range(lambda p: 0 < p <= 1, "take a number above 0 and at most 1; without {name} all are kept")
-_PENALTY_RANGE = Range(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect")
+_UP_TO_1 = ParamValidator(lambda p: 0 < p <= 1, "take a number above 0 and at most 1; without {name} all are kept")
+_PENALTY_RANGE = ParamValidator(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect")
 
 Seed = Annotated[
     int,
-    Option("Makes the result reproducible; random by default.", "N", default=""),
-    Range(lambda seed: seed >= 0, "take a seed of 0 or more"),
+    CommandLineOption("Makes the result reproducible; random by default.", "N", default=""),
+    ParamValidator(lambda seed: seed >= 0, "take a seed of 0 or more"),
 ]
 Temperature = Annotated[
     float,
-    Option(
+    CommandLineOption(
         "Divides the logits: below 1 sharpens the distribution, above 1 flattens it, 0 is greedy.", "T", panel=SAMPLING
     ),
-    Range(lambda t: 0 <= t < math.inf, "take a finite number of 0 or more; 0 is greedy"),
+    ParamValidator(lambda t: 0 <= t < math.inf, "take a finite number of 0 or more; 0 is greedy"),
 ]
 
 
@@ -94,17 +94,23 @@ class SamplingFilters:
     temperature: Temperature = 0.8
     top_k: Annotated[
         int | None,
-        Option("Sample from the K most probable tokens.", "K", panel=SAMPLING),
-        Range(lambda k: k >= 1, "keep at least 1 token; leave top_k out to keep all"),
+        CommandLineOption("Sample from the K most probable tokens.", "K", panel=SAMPLING),
+        ParamValidator(lambda k: k >= 1, "keep at least 1 token; leave top_k out to keep all"),
     ] = None
     top_p: Annotated[
-        float | None, Option("Sample from the fewest tokens with probability P.", "P", panel=SAMPLING), _UP_TO_1
+        float | None,
+        CommandLineOption("Sample from the fewest tokens with probability P.", "P", panel=SAMPLING),
+        _UP_TO_1,
     ] = None
     min_p: Annotated[
-        float | None, Option("Sample from tokens P times as probable as the top one.", "P", panel=SAMPLING), _UP_TO_1
+        float | None,
+        CommandLineOption("Sample from tokens P times as probable as the top one.", "P", panel=SAMPLING),
+        _UP_TO_1,
     ] = None
     typical_p: Annotated[
-        float | None, Option("Choose among the most typical tokens that reach P.", "P", panel=SAMPLING), _UP_TO_1
+        float | None,
+        CommandLineOption("Choose among the most typical tokens that reach P.", "P", panel=SAMPLING),
+        _UP_TO_1,
     ] = None
 
 
@@ -140,49 +146,53 @@ class SamplingParams(SamplingFilters):
     seed: Seed = 1
     logit_bias: LogitBias = ()
     max_new_tokens: Annotated[
-        int, Option("Maximum new tokens of each text.", "N"), Range(lambda n: n >= 1, "ask for at least 1 token")
+        int,
+        CommandLineOption("Maximum new tokens of each text.", "N"),
+        ParamValidator(lambda n: n >= 1, "ask for at least 1 token"),
     ] = 200
-    min_new_tokens: Annotated[int, Option("Minimum new tokens before the end token.", "N")] = 0
+    min_new_tokens: Annotated[int, CommandLineOption("Minimum new tokens before the end token.", "N")] = 0
     max_time: Annotated[
         float | None,
-        Option("Time limit for each text.", "SECONDS"),
-        Range(lambda seconds: seconds > 0, "take a number of seconds above 0"),
+        CommandLineOption("Time limit for each text.", "SECONDS"),
+        ParamValidator(lambda seconds: seconds > 0, "take a number of seconds above 0"),
     ] = None
     repetition_penalty: Annotated[
         float,
-        Option("Above 1 discourages tokens already in the text.", "X", default=""),
-        Range(lambda x: 0 < x < math.inf, "take a number above 0; 1 has no effect"),
+        CommandLineOption("Above 1 discourages tokens already in the text.", "X", default=""),
+        ParamValidator(lambda x: 0 < x < math.inf, "take a number above 0; 1 has no effect"),
     ] = 1.0
     frequency_penalty: Annotated[
-        float, Option("Lowers the logit of a token by X each time that it was generated.", "X"), _PENALTY_RANGE
+        float,
+        CommandLineOption("Lowers the logit of a token by X each time that it was generated.", "X"),
+        _PENALTY_RANGE,
     ] = 0.0
     presence_penalty: Annotated[
-        float, Option("Lowers the logit of a token by X once it was generated.", "X"), _PENALTY_RANGE
+        float, CommandLineOption("Lowers the logit of a token by X once it was generated.", "X"), _PENALTY_RANGE
     ] = 0.0
     no_repeat_ngram: Annotated[
         int,
-        Option("No n-gram of N tokens occurs twice.", "N"),
-        Range(lambda n: n >= 0, "take a length of 1 or more; 0 for no filter"),
+        CommandLineOption("No n-gram of N tokens occurs twice.", "N"),
+        ParamValidator(lambda n: n >= 0, "take a length of 1 or more; 0 for no filter"),
     ] = 0
     form: TextForm | None = None
     num_beams: Annotated[
         int,
-        Option("Hypotheses kept at each step.", "K", panel=BEAMS),
-        Range(lambda n: 1 <= n <= MAX_BEAMS, f"take 1 to {MAX_BEAMS}; 1 is greedy"),
+        CommandLineOption("Hypotheses kept at each step.", "K", panel=BEAMS),
+        ParamValidator(lambda n: 1 <= n <= MAX_BEAMS, f"take 1 to {MAX_BEAMS}; 1 is greedy"),
     ] = 4
     length_penalty: Annotated[
         float,
-        Option("Rank by log p / length^X; 1 is the mean, 0 the sum.", "X", panel=BEAMS),
-        Range(lambda x: abs(x) <= 100, "take a number between -100 and 100; 1 is the mean"),
+        CommandLineOption("Rank by log p / length^X; 1 is the mean, 0 the sum.", "X", panel=BEAMS),
+        ParamValidator(lambda x: abs(x) <= 100, "take a number between -100 and 100; 1 is the mean"),
     ] = 1.0
     early_stopping: Annotated[
         EarlyStopping,
-        Option("Stop at K finished hypotheses; when a better one is unlikely; or impossible.", panel=BEAMS),
+        CommandLineOption("Stop at K finished hypotheses; when a better one is unlikely; or impossible.", panel=BEAMS),
     ] = "no"
-    num_return: Annotated[int, Option("Hypotheses returned, best first.", "N", panel=BEAMS)] = 1
+    num_return: Annotated[int, CommandLineOption("Hypotheses returned, best first.", "N", panel=BEAMS)] = 1
     groups: Annotated[
         int,
-        Option(
+        CommandLineOption(
             "Groups of beams for diverse beam search.",
             "G",
             "--beam-groups",
@@ -192,8 +202,8 @@ class SamplingParams(SamplingFilters):
     ] = 1
     diversity: Annotated[
         float,
-        Option("Penalty for tokens chosen by earlier groups.", "X", panel=BEAMS),
-        Range(lambda x: 0 <= x < math.inf, "take a finite number of 0 or more"),
+        CommandLineOption("Penalty for tokens chosen by earlier groups.", "X", panel=BEAMS),
+        ParamValidator(lambda x: 0 <= x < math.inf, "take a finite number of 0 or more"),
     ] = 0.0
 
     def __post_init__(self) -> None:
@@ -270,11 +280,13 @@ class MaskPredict(SamplingFilters):
     seed: Seed = 1
     logit_bias: LogitBias = ()
     temperature: Temperature = 1.0
-    by: Annotated[MaskOrder, Option("Keep the most confident tokens first, or sample one at a time.", panel=MASKS)] = (
-        "confidence"
-    )
+    by: Annotated[
+        MaskOrder, CommandLineOption("Keep the most confident tokens first, or sample one at a time.", panel=MASKS)
+    ] = "confidence"
     rounds: Annotated[
-        int, Option("Rounds over the masks.", "N", panel=MASKS), Range(lambda n: n >= 1, "take at least 1")
+        int,
+        CommandLineOption("Rounds over the masks.", "N", panel=MASKS),
+        ParamValidator(lambda n: n >= 1, "take at least 1"),
     ] = 10
 
     def __post_init__(self) -> None:
@@ -293,7 +305,7 @@ class MaskPredict(SamplingFilters):
 AnyParams = SamplingParams | MaskPredict
 
 
-def _read_options(kind: type) -> dict[str, tuple[Any, Option]]:
+def _read_options(kind: type) -> dict[str, tuple[Any, CommandLineOption]]:
     annotations = {field.name: get_args(field.type) for field in fields(kind) if get_origin(field.type) is Annotated}
     return {name: (type_, option) for name, (type_, option, *_) in annotations.items()}
 
@@ -302,8 +314,8 @@ _SAMPLING_OPTIONS, _MASK_OPTIONS = _read_options(SamplingParams), _read_options(
 STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 
 
-def strategy_options(strategy: StrategyName) -> dict[str, tuple[Any, Option]]:
-    """Returns the type and `Option` of each parameter that a strategy takes and the command line has."""
+def strategy_options(strategy: StrategyName) -> dict[str, tuple[Any, CommandLineOption]]:
+    """Returns the type and `CommandLineOption` of each parameter that a strategy takes and the command line has."""
     if strategy == "mask-predict":
         return _MASK_OPTIONS
     return {name: option for name, option in _SAMPLING_OPTIONS.items() if option[1].panel in PANELS[strategy]}
@@ -318,7 +330,7 @@ def _check_ranges(params: AnyParams) -> None:
     for field in fields(params):
         value = getattr(params, field.name)
         for part in get_args(field.type):
-            if isinstance(part, Range) and value is not None and not part.is_valid(value):
+            if isinstance(part, ParamValidator) and value is not None and not part.is_valid(value):
                 raise UsageError(f"{field.name} is {value}", fix=part.fix.format(name=field.name))
 
 

@@ -22,7 +22,7 @@ from lmtool.runs.load import LoadedModel
 from lmtool.storage.records import JsonModel, validate_model
 
 
-class _RecordedOptions(JsonModel, extra="ignore", strict=False):
+class _RecordedGenerateOptions(JsonModel, extra="ignore", strict=False):
     """The options of `generate` in a record, except the draw and details."""
 
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -52,7 +52,7 @@ class _GenerationRecord(JsonModel, extra="ignore"):
     draw: NonNegativeInt
     steps: NonNegativeInt
     settings: dict[str, Any]
-    options: _RecordedOptions
+    options: _RecordedGenerateOptions
     run: str
     step: NonNegativeInt
     checkpoint: str
@@ -87,7 +87,7 @@ def completion_record(
         "draw": completion.draw,
         "steps": completion.steps,
         "settings": params_to_record(params),
-        "options": _RecordedOptions(**options).model_dump(),
+        "options": _RecordedGenerateOptions(**options).model_dump(),
         **loaded.to_record(),
         "device": loaded.device.type,
         "precision": loaded.compute.precision,
@@ -189,7 +189,7 @@ def _check_digest(loaded: LoadedModel, record: Mapping[str, Any]) -> None:
 
 def _params_and_options_for_replay(record: Mapping[str, Any]) -> tuple[AnyParams, dict[str, Any]]:
     """Returns the parameters and options of a replay. Raises UsageError for an invalid record."""
-    options = _RecordedOptions(**record["options"]).model_dump() | {"first": record["draw"], "max_rows": 1}
+    options = _RecordedGenerateOptions(**record["options"]).model_dump() | {"first": record["draw"], "max_rows": 1}
     params = params_from_record(record["settings"])
     if isinstance(params, MaskPredict) or params.max_time is None:
         return params, options

@@ -126,7 +126,7 @@ class Strategy(ABC):
         self._banned_ids = banned_ids
 
     @abstractmethod
-    def step(self, logits_BV: Tensor, states: Sequence[RequestState]) -> list[StrategyStep]:
+    def choose_next_tokens(self, logits_BV: Tensor, states: Sequence[RequestState]) -> list[StrategyStep]:
         """Takes one step of each request, whose hypotheses are the rows of the logits, in order.
 
         Raises NumericalError when the logits are not finite, and UsageError when the filters exclude all tokens; then
@@ -142,7 +142,7 @@ class Strategy(ABC):
         scores_BV = filters.apply_logits_processors(scores_BV, self.params, texts, n_generated, self.end_ids)
         return filters.exclude_by_forms(scores_BV, forms, self.end_ids, unfiltered_BV)
 
-    def make_constrained_tokens(
+    def make_tokens_with_constrained_logprobs(
         self, logprobs_BV: Tensor, filtered_BV: Tensor, ids_B: Tensor, forms: Sequence[FormState | None]
     ) -> list[Token]:
         """Makes a token of each row, with its log-probability among the tokens that the form of the row allows."""
@@ -159,7 +159,7 @@ class Sampler(Strategy):
     """Greedy decoding and sampling: each request is one hypothesis, extended by one token per step."""
 
     @torch.inference_mode()
-    def step(
+    def choose_next_tokens(
         self, logits_BV: Tensor, states: Sequence[RequestState], proposed: tuple[int, Tensor] | None = None
     ) -> list[StrategyStep]:
         """See `Strategy.step`. proposed: a token that a draft sampled for the only row, and its distribution (V,)."""
@@ -174,7 +174,7 @@ class Sampler(Strategy):
         ids = [self._close_form_before_limit(state, token) for state, token in zip(states, ids, strict=True)]
         forms = [state.hypotheses[0].form for state in states]
         ids_B = torch.tensor(ids, device=logits_BV.device)
-        tokens = self.make_constrained_tokens(logits_BV.log_softmax(-1), filtered_BV, ids_B, forms)
+        tokens = self.make_tokens_with_constrained_logprobs(logits_BV.log_softmax(-1), filtered_BV, ids_B, forms)
         longer = [state.hypotheses[0].with_token(token.id) for state, token in zip(states, tokens, strict=True)]
         return [self.make_step(*each) for each in zip(states, tokens, longer, strict=True)]
 
@@ -205,7 +205,7 @@ class Sampler(Strategy):
         elif form is not None and form.form.complete and form.may_end:
             n_left = state.request.params.max_new_tokens - n_steps
             # no later end of the form fits into the tokens left
-            if n_left == 0 or not (self.end_ids or 0 < len(form.completing_tokens or ()) <= n_left):
+            if n_left == 0 or not (self.end_ids or 0 < len(form.short_completing_tokens or ()) <= n_left):
                 finish = "stop"
         if token.id in self.end_ids:
             finish = "end"
@@ -221,7 +221,7 @@ class Sampler(Strategy):
             return token
         if form.may_end and self.end_ids:
             return min(self.end_ids)
-        return form.completing_tokens[0] if form.completing_tokens else token
+        return form.short_completing_tokens[0] if form.short_completing_tokens else token
 
 
 def verify_draft_token(p_V: Tensor, q_V: Tensor, token: int, acceptance: float, uniform: float) -> tuple[int, bool]:
@@ -265,7 +265,7 @@ def check_finite(logits_BV: Tensor) -> None:
 def no_allowed_token_error(hypotheses: Iterable[Hypothesis] = ()) -> UsageError:
     """Returns the error for hypotheses after which every token is excluded, by a form or by filters."""
     for form in (one.form for one in hypotheses):
-        if form is not None and not form.allowed_V.any():
+        if form is not None and not form.allowed_non_end_V.any():
             return form.form.make_error()
     return UsageError("the filters exclude every token", fix="loosen no-repeat-ngram, logit-bias or the form")
 

@@ -21,7 +21,7 @@ from lmtool.errors import CheckpointError
 from lmtool.interop import references
 from lmtool.interop.families.family import BODY_OBJECTIVE
 from lmtool.interop.families.layouts import ParameterMapping
-from lmtool.interop.families.rules import HEAD_OBJECTIVES, read_labels
+from lmtool.interop.families.rules import HEAD_OBJECTIVES, read_labels_or_default_names
 from lmtool.interop.files import import_error
 from lmtool.interop.published_models import PublishedModel, download_hub_model, open_published_model
 from lmtool.model import add_objective_head
@@ -30,7 +30,7 @@ from lmtool.printable import printable
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.runs.creation import check_output_folder, create_run, make_run_path
+from lmtool.runs.creation import check_output_free_and_writable, create_run, make_run_path
 from lmtool.runs.directory import RECIPE
 from lmtool.runs.files import RunInfo
 from lmtool.runs.paths import RUN_INFO_FILE, add_to_runs_index
@@ -44,7 +44,7 @@ from lmtool.storage.durable import (
     convert_write_errors,
     hold_lock,
 )
-from lmtool.tokenization.inner import SPECIAL_TOKENS, convert_panics, parse_tokenizer_json
+from lmtool.tokenization.inner import SPECIAL_TOKENS, convert_panics_to_exceptions, parse_tokenizer_json
 from lmtool.tokenization.tokenizer import Tokenizer
 
 NOTED_COLUMNS = (
@@ -65,7 +65,7 @@ def import_to_cache(reference: str) -> Path:
         return _find_or_write_cached_run(open_published_model(Path(reference)), reference, None)
     path, commit = download_hub_model(reference)
     run = _find_or_write_cached_run(open_published_model(path), reference, commit)
-    references.try_write_cache_line(references.hub_note_file(reference), run.name)
+    references.try_replace_cache_line(references.hub_note_file(reference), run.name)
     return run
 
 
@@ -82,7 +82,7 @@ def import_model_as_run(reference: str, output: Path | None, report: Progress) -
             references.hub_note_file(reference).unlink(missing_ok=True)  # what was downloaded may be newer
     run = output or make_run_path(_derive_run_name(reference))
     check_folder_is_empty(run)
-    check_output_folder(run)
+    check_output_free_and_writable(run)
     model = open_published_model(path)
     _write_run(model, reference, commit, run, _digest_files_with_cache(model), report)
     add_to_runs_index(run)
@@ -123,7 +123,7 @@ def _digest_files_with_cache(model: PublishedModel) -> dict[str, str]:
             digest = references.read_cache_line_or_empty(note)
             if re.fullmatch("[0-9a-f]{64}", digest) is None:
                 digest = sha256_of_file(real)
-                references.try_write_cache_line(note, digest)
+                references.try_replace_cache_line(note, digest)
         digests[str(file.relative_to(model.path)) if model.path.is_dir() else file.name] = digest
     return digests
 
@@ -177,7 +177,7 @@ def read_recipe_sections(model: PublishedModel) -> tuple[dict[str, dict[str, Any
     data = {key: value for key, value in note.read("data", dict, {}).items() if key in (*NOTED_COLUMNS, "tasks")}
     has_separate_head = bool(model.head_tensor_names) and objective.get("kind") in HEAD_OBJECTIVES
     if has_separate_head:
-        objective = objective | ({"labels": read_labels(config)} if objective.get("labels") else {})
+        objective = objective | ({"labels": read_labels_or_default_names(config)} if objective.get("labels") else {})
     elif objective.get("kind") == published["kind"]:
         objective = objective | published
     elif (objective.get("kind"), published["kind"]) != ("seq2seq", "causal"):
@@ -206,7 +206,7 @@ def _build_tokenizer(model: PublishedModel, objective_kind: str) -> Tokenizer:
         for key, ids in token_ids.items():
             names = [inner.id_to_token(i) for i in ids if type(i) is int and 0 <= i < 2**31]
             config[key] = [name for name in names if name is not None]
-        with convert_panics():
+        with convert_panics_to_exceptions():
             tokenizer = Tokenizer(inner, config)
     except Exception as error:  # the library raises bare Exception
         raise import_error(f"the tokenizer cannot be used: {printable(str(error))[:120]}", model.path) from error

@@ -222,7 +222,7 @@ class GgufModel(PublishedModel):
         values = {key.removeprefix(prefix): value for key, value in container.values.items() if key.startswith(prefix)}
         values["vocab_size"] = n_rows
         if ROPE_DIVISORS_TENSOR in container.tensors:
-            values[ROPE_DIVISORS_TENSOR] = container.read_dequantized_tensor(ROPE_DIVISORS_TENSOR).numpy()
+            values[ROPE_DIVISORS_TENSOR] = container.read_tensor_dequantized_if_needed(ROPE_DIVISORS_TENSOR).numpy()
         if (note := container.values.get(NOTE_KEY)) is not None:
             try:
                 values[NOTE_KEY] = json.loads(note)
@@ -232,7 +232,7 @@ class GgufModel(PublishedModel):
         self._tokenizer, self.token_settings = read_gguf_tokenizer(container, architecture, n_rows)
 
     def read_tensor(self, name: str) -> Tensor:
-        return self._container.read_dequantized_tensor(name)
+        return self._container.read_tensor_dequantized_if_needed(name)
 
     def read_tokenizer(self) -> PublishedTokenizer:
         return self._tokenizer

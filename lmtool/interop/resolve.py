@@ -68,29 +68,31 @@ def find_tokenizer_path(name: str) -> str:
 
 
 def resolve_recipe_for_text(
-    recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
+    recipe: str | None, settings: Sequence[Setting], scan_progress: Progress | None = None
 ) -> tuple[ResolvedRecipe, ScannedTrainingText | None]:
     """Resolves a recipe for a text; the default recipe depends on the size of the text, which is then read.
 
-    report: None to not read the text, and resolve the recipe as for any text.
+    scan_progress: None to not read the text, and resolve the recipe as for any text.
     Returns the resolved recipe, and the text if it was read. Raises as `scan_training_text` and `resolve_model_names`.
     """
     resolved, scanned = resolve(recipe, settings), None
-    if report is not None and is_default_recipe(recipe) and resolved.recipe.data.sources:
-        scanned = scan_training_text(resolved.recipe.resolved_data, seed=resolved.recipe.seed, report=report)
+    if scan_progress is not None and is_default_recipe(recipe) and resolved.recipe.data.sources:
+        scanned = scan_training_text(
+            resolved.recipe.data_with_resolved_streaming, stream_seed=resolved.recipe.seed, report=scan_progress
+        )
         resolved = resolve(recipe, settings, scanned.text.text_statistics)
     return resolve_model_names(resolved), scanned
 
 
-def resolve_model_names(resolved: ResolvedRecipe, base: Recipe | None = None) -> ResolvedRecipe:
+def resolve_model_names(resolved: ResolvedRecipe, resolved_base: Recipe | None = None) -> ResolvedRecipe:
     """Replaces names of models in a recipe by their runs; see `import_if_published`.
 
-    base: the recipe of the run that it continues, whose names are resolved already.
+    resolved_base: the recipe of the run that it continues, whose names are resolved already.
     Raises CheckpointError for a model that cannot be imported.
     """
     named = _list_model_names_by_key(resolved.recipe)
-    if base is not None:
-        named = dict(named.items() - _list_model_names_by_key(base).items())
+    if resolved_base is not None:
+        named = dict(named.items() - _list_model_names_by_key(resolved_base).items())
     runs = {key: MODEL_NAME_RESOLVERS[key](value) for key, value in named.items()}
     return replace(resolved, recipe=resolved.recipe.with_unvalidated_values(runs)) if runs != named else resolved
 

@@ -5,7 +5,7 @@ from lmtool.model.averaging import AveragingModel
 from lmtool.model.heads import Classifier, SpanReader, Tagger
 from lmtool.model.language_model import DecodeState, HiddenOutput, LanguageModel
 from lmtool.model.ngram import AddKNGramModel, NGramModel
-from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoderOnlyModel
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.model.word_vectors import GloveModel, PpmiModel, SkipGramModel
 from lmtool.recipe.spec.objective import Classification, QuestionAnswering, ReplacedTokens, Tagging
@@ -21,11 +21,11 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
     """Builds the model of a spec, with random weights from torch's global generator."""
     match spec:
         case Transformer(shape="decoder", causal_mask=False):
-            return transformer.TransformerUnmasked(spec, vocab_size)
+            return transformer.TransformerDecoderWithoutCausalMask(spec, vocab_size)
         case Transformer(shape="decoder"):
             return transformer.TransformerDecoder(spec, vocab_size)
         case Transformer(shape="prefix"):
-            return transformer.TransformerPrefix(spec, vocab_size)
+            return transformer.TransformerPrefixLm(spec, vocab_size)
         case Transformer(shape="encoder"):
             return transformer.TransformerEncoder(spec, vocab_size)
         case Transformer():
@@ -41,7 +41,7 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
         case Ppmi():
             return PpmiModel(spec, vocab_size)
         case Recurrent(shape="decoder"):
-            return RecurrentDecoder(spec, vocab_size)
+            return RecurrentDecoderOnlyModel(spec, vocab_size)
         case Recurrent(shape="encoder-decoder"):
             return RecurrentEncoderDecoder(spec, vocab_size)
         case Recurrent():

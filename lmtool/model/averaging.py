@@ -38,7 +38,7 @@ FeatureHashes = Iterator[tuple[Tensor, Tensor]]
 """Hashes of features that begin at each position of texts, and False where none begins; both (B, T)."""
 
 
-class NaiveBayesHead(nn.Linear):
+class NaiveBayesScaledHead(nn.Linear):
     """A linear classifier initialised as naive Bayes (after Wang and Manning 2012, Baselines and Bigrams).
 
     The score of class c is b_c + sum of v_cf r_cf x_f over the features f of a text, x_f being their weights. v is
@@ -57,7 +57,7 @@ class NaiveBayesHead(nn.Linear):
     @torch.no_grad()
     def set_log_ratios_(self, body: "AveragingModel", batches: Sequence[Batch]) -> None:
         """Sets r by `log_count_ratios` from labelled texts in CPU memory. body: computes their features."""
-        members_BC = np.concatenate([class_membership(batch, len(self.bias)) for batch in batches])
+        members_BC = np.concatenate([multi_hot_or_numeric_labels(batch, len(self.bias)) for batch in batches])
         self.ratios_CF.copy_(torch.from_numpy(log_count_ratios(body.sparse_feature_matrix(batches), members_BC)))
 
 
@@ -85,7 +85,7 @@ def log_count_ratios(features_BF: "csr_array", membership_BC: NDArray[np.float64
     return np.asarray(ratios_CF / (scale or 1.0))
 
 
-def class_membership(batch: Batch, n_classes: int) -> NDArray[np.float64]:
+def multi_hot_or_numeric_labels(batch: Batch, n_classes: int) -> NDArray[np.float64]:
     """Returns 1 where a text belongs to a class, else 0 (B, C); of texts with numbers these (B, 1)."""
     if batch.labels_B is not None:
         return np.asarray(np.eye(n_classes)[batch.labels_B.numpy()])
@@ -93,7 +93,7 @@ def class_membership(batch: Batch, n_classes: int) -> NDArray[np.float64]:
     return np.asarray(batch.values_BC, dtype=np.float64)
 
 
-class HashedFeatureKind(NamedTuple):
+class FeatureHasher(NamedTuple):
     """One kind of hashed features: it has `n_buckets` rows from `first_row` on, and `hash_batch` hashes a batch."""
 
     first_row: int
@@ -111,10 +111,10 @@ class AveragingModel(ModelWithoutNextToken):
     training, or a lower one in a short text, so that MIN_EXPECTED_FEATURES stay on average; a text that would lose all
     features keeps them.
     With one_hot, E is the identity: x holds relative frequencies of features, and the head is a linear classifier;
-    with log_ratios too, x is 1 for each feature present in the text, and the head is a NaiveBayesHead. With tf_idf, the
-    weights of the sum are (1 + log n_f) idf_f instead of equal ones, n_f being how often the text has f, scaled so
+    with log_ratios too, x is 1 for each feature present in the text, and the head is a NaiveBayesScaledHead. With tf_idf,
+    the weights of the sum are (1 + log n_f) idf_f instead of equal ones, n_f being how often the text has f, scaled so
     that their squares sum to 1 (Salton and Buckley 1988).
-    `fit_idf_and_bucket_ngrams_` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most
+    `fit_idf_and_ngram_of_buckets_` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most
     training texts have. All other n-grams are ignored then, so that those of new texts do not take the weights of known
     ones.
     With `word_buckets`, the tokens being characters, words and pairs of words are features too, and n-grams have only
@@ -146,8 +146,8 @@ class AveragingModel(ModelWithoutNextToken):
         self.register_buffer("in_word_V", torch.zeros(vocab_size, dtype=torch.bool) if spec.word_buckets else None)
         n_buckets = spec.n_hashed - spec.word_buckets
         hashed = (
-            HashedFeatureKind(vocab_size, n_buckets, self._iterate_ngram_hashes_by_order),
-            HashedFeatureKind(vocab_size + n_buckets, spec.word_buckets, self._hash_words_and_word_pairs),
+            FeatureHasher(vocab_size, n_buckets, self._iterate_ngram_hashes_by_order),
+            FeatureHasher(vocab_size + n_buckets, spec.word_buckets, self._iterate_word_and_pair_hashes),
         )
         self.hashed_features = [kind for kind in hashed if kind.n_buckets]
         self.features_of_tokens = None if spec.features is None else FrozenModelFeatures(spec.features)
@@ -161,7 +161,7 @@ class AveragingModel(ModelWithoutNextToken):
             self.embedding.requires_grad_(spec.features is None or spec.features.beside)
 
     @torch.no_grad()
-    def fit_idf_and_bucket_ngrams_(self, batches: Sequence[Batch]) -> None:
+    def fit_idf_and_ngram_of_buckets_(self, batches: Sequence[Batch]) -> None:
         """Sets idf_f = 1 + log((1 + n) / (1 + n_f)) from n texts in CPU memory, n_f of which have the feature f.
 
         It sets the n-gram of each bucket too. Without tf_idf it does nothing.
@@ -211,7 +211,7 @@ class AveragingModel(ModelWithoutNextToken):
             used_U, place_BF = torch.unique(features_BF, return_inverse=True)
             used_CU = used_U.expand(len(head.weight), -1)
             weight_CU = head.weight.gather(1, used_CU)
-            if isinstance(head, NaiveBayesHead):
+            if isinstance(head, NaiveBayesScaledHead):
                 weight_CU = weight_CU * head.ratios_CF.gather(1, used_CU)
             scores_BC = F.embedding_bag(place_BF, weight_CU.T.contiguous(), per_sample_weights=share_BF, mode="sum")
             return scores_BC if head.bias is None else scores_BC + head.bias
@@ -285,7 +285,7 @@ class AveragingModel(ModelWithoutNextToken):
                 valid_BT = valid_BT & self.in_word_V[tokens_BT[:, n - 2 : -1]]
             yield hash_BT, valid_BT
 
-    def _hash_words_and_word_pairs(self, batch: Batch) -> FeatureHashes:
+    def _iterate_word_and_pair_hashes(self, batch: Batch) -> FeatureHashes:
         """Yields words, the longest runs of characters that are in words, and pairs of adjacent words."""
         assert self.in_word_V is not None
         tokens_BT = batch.tokens_BT
@@ -329,7 +329,7 @@ class AveragingModel(ModelWithoutNextToken):
     def no_next_token_error(self) -> UsageError:
         return UsageError("an averaging model does not generate text", fix="classify texts with lmtool predict")
 
-    def modules_by_depth(self) -> ModulesByDepth:
+    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
         return [(self.embedding,), *zip(self.dense)]
 
 

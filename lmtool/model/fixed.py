@@ -135,7 +135,7 @@ class StaticDecodeState(DecodeState):
         """Returns this state: its padding is that of the state that was copied into it."""
         return self
 
-    def reserve_positions(self, n_new: int) -> Self:
+    def add_unfilled_positions(self, n_new: int) -> Self:
         """Advances to the next position in place, whose keys and values are written afterwards. n_new: 1."""
         assert n_new == 1
         self.newest_position_1.add_(1)

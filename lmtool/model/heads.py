@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
-from lmtool.model.averaging import AveragingModel, NaiveBayesHead
+from lmtool.model.averaging import AveragingModel, NaiveBayesScaledHead
 from lmtool.model.features import ScalarMix
 from lmtool.model.language_model import HiddenOutput, LanguageModel, ModelWrapper, evaluation_mode
-from lmtool.model.layers.blocks import apply_activation
+from lmtool.model.layers.blocks import apply_plain_or_gated_activation
 from lmtool.model.layers.crf import LinearChainCrf
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.observing import ObservableAttention
-from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoderOnlyModel
 from lmtool.recipe.spec.objective import Classification, Embedding, PerTokenHead, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.transformer import Transformer
@@ -102,7 +102,7 @@ class HeadOutput(NamedTuple):
     auxiliary_B: Tensor | None = None
 
 
-class HeadedModel(ModelWrapper):
+class LanguageModelWithTaskHead(ModelWrapper):
     """Base of language models with a head on their hidden states. It still works as the language model.
 
     mix: a learned scalar mix of the layers from `first_mixed_layer` on; None where the head reads one layer, `layer`.
@@ -148,12 +148,12 @@ class HeadedModel(ModelWrapper):
 
 def head_input_width(body: LanguageModel, layers: LayerChoice, model: Model) -> int:
     """Returns the width of the hidden states that a head reads, or of the text vector of an averaging model."""
-    if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoder) and layers == "last"):
+    if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoderOnlyModel) and layers == "last"):
         return body.head_input_width
     return model.d_model * (2 if isinstance(body, BidirectionalLanguageModel) else 1)
 
 
-class Classifier(HeadedModel):
+class Classifier(LanguageModelWithTaskHead):
     """A language model with a head y = W dropout(pool(h_1..h_T)) + b for each text.
 
     h are the hidden states of the body's last layer (of both directions if bidirectional), or a scalar mix of layers.
@@ -189,7 +189,7 @@ class Classifier(HeadedModel):
             if is_number:
                 fix = "take -s model.log_ratios=false, or --labels class"
                 raise UsageError("log ratios need classes or labels, not numbers", where="model.log_ratios", fix=fix)
-            self.head: nn.Linear = NaiveBayesHead(width, n_scores)
+            self.head: nn.Linear = NaiveBayesScaledHead(width, n_scores)
         else:
             self.head = make_head_linear(width, n_scores, spec.bias)
             if averaging and averaging.embedding is None:
@@ -198,16 +198,16 @@ class Classifier(HeadedModel):
         if self.pool is not None and not spec.lm_weight:
             self._freeze_unused_parameters()
 
-    def fit_counted_weights_(self, batches: Iterable[Batch]) -> None:
+    def fit_idf_and_log_ratios_(self, batches: Iterable[Batch]) -> None:
         """Sets the weights that are counted: of features, and of a naive Bayes head. Other models read no batch.
 
         batches: all labelled training texts, in CPU memory.
         """
-        naive_bayes = self.head if isinstance(self.head, NaiveBayesHead) else None
+        naive_bayes = self.head if isinstance(self.head, NaiveBayesScaledHead) else None
         if isinstance(self.body, AveragingModel) and (self.body.idf_F is not None or naive_bayes):
             texts, device = list(batches), self.head.weight.device
             self.cpu()
-            self.body.fit_idf_and_bucket_ngrams_(texts)
+            self.body.fit_idf_and_ngram_of_buckets_(texts)
             if naive_bayes:
                 naive_bayes.set_log_ratios_(self.body, texts)
             self.to(device)
@@ -221,7 +221,7 @@ class Classifier(HeadedModel):
         hidden_BTD, auxiliary_B = self.head_input_states(batch)
         pooled_BD = ops.dropout(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
         if self.dense is not None and self.activation is not None:
-            pooled_BD = apply_activation(self.dense(pooled_BD), self.activation)
+            pooled_BD = apply_plain_or_gated_activation(self.dense(pooled_BD), self.activation)
             pooled_BD = pooled_BD if self.dense_norm is None else self.dense_norm(pooled_BD)
             pooled_BD = ops.dropout(pooled_BD, self.dropout, self.training)
         return HeadOutput(self.expand_single_score(self.head(pooled_BD).float()), hidden_BTD, auxiliary_B)
@@ -279,7 +279,7 @@ def resolve_pooling(spec: Classification, model: Model) -> PoolingKind:
     return "mean"
 
 
-class TokenHeadModel(HeadedModel):
+class TokenHeadModel(LanguageModelWithTaskHead):
     """A language model with a linear head on each hidden state: y_t = W dropout(h_t) + b."""
 
     def __init__(self, body: LanguageModel, spec: PerTokenHead, model: Model, n_scores: int) -> None:

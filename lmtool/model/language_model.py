@@ -83,7 +83,8 @@ class LanguageModel(nn.Module, ABC):
     context: training context length; None for no limit.
     max_positions: maximum number of positions that it can process; None for no limit.
     reads: what the prediction at a position may depend on. With "source", `initial_state` encodes it. "both"
-        (bidirectional) and "words" (bag of words) have no next token, so no `initial_state` and `forward_incremental`.
+        (bidirectional) and "words" (bag of words) have no next token, so neither `initial_state` nor
+        `compute_hidden_states_incrementally`.
     recurrent: whether each position is computed from the one before, so that decoding token by token costs no more.
     step_threads: fastest number of threads for a training step, if steps are small; None for all threads.
     variable_length_tensors: names of tensors whose length depends on the training data.
@@ -140,13 +141,13 @@ class LanguageModel(nn.Module, ABC):
         """
 
     @abstractmethod
-    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Reads T >= 1 more tokens of each row. Returns their hidden states (B, T, D) and the new state.
 
         The result equals the same positions of `forward` on all tokens, for any split into calls.
         """
 
-    def modules_by_depth(self) -> ModulesByDepth:
+    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
         """Returns embeddings and positions, then the modules of each layer from the bottom up, without heads.
 
         The layers of a decoder come after those of its encoder. A model without layers is all embeddings.
@@ -158,9 +159,9 @@ class LanguageModel(nn.Module, ABC):
 
         A tied matrix is an embedding.
         """
-        modules_by_depth = self.modules_by_depth()
-        depths = dict.fromkeys(self.parameters(), len(modules_by_depth))
-        for depth, modules in enumerate(modules_by_depth):
+        embeddings_and_layers_by_depth = self.embeddings_and_layers_by_depth()
+        depths = dict.fromkeys(self.parameters(), len(embeddings_and_layers_by_depth))
+        for depth, modules in enumerate(embeddings_and_layers_by_depth):
             depths |= {p: depth for module in modules if module is not None for p in module.parameters()}
         return depths
 
@@ -175,7 +176,7 @@ class ModelWithoutNextToken(LanguageModel):
     def initial_state(self, batch: Batch) -> DecodeState:
         raise self.no_next_token_error()
 
-    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         raise self.no_next_token_error()
 
 
@@ -193,12 +194,12 @@ class CountingModel(LanguageModel):
     n_read: Tensor
 
     @abstractmethod
-    def fit_counts_(self, batches: Iterable[Batch], n_tokens: int) -> None:
+    def fit_counts_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
         """Counts every target of the batches with its preceding tokens. Predictions change once all are counted.
 
         Args:
             batches: in text order.
-            n_tokens: number of tokens of the text that the batches cover.
+            n_tokens_in_batches: number of tokens of the text that the batches cover.
         """
 
     @abstractmethod
@@ -239,11 +240,11 @@ class ModelWrapper(LanguageModel):
     def initial_state(self, batch: Batch) -> DecodeState:
         return self.body.initial_state(batch)
 
-    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        return self.body.forward_incremental(tokens_BT, state)
+    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        return self.body.compute_hidden_states_incrementally(tokens_BT, state)
 
-    def modules_by_depth(self) -> ModulesByDepth:
-        return self.body.modules_by_depth()
+    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
+        return self.body.embeddings_and_layers_by_depth()
 
 
 def append_to_last_layer(layers: Iterable[Sequence[nn.Module | None]], *modules: nn.Module | None) -> ModulesByDepth:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
-from lmtool.model.heads import HeadedModel
+from lmtool.model.heads import LanguageModelWithTaskHead
 from lmtool.model.layers.attention import JoinedLinear, find_linears, find_mixers, output_widths
 from lmtool.model.packed import dense_weight, quantize_weights_
 from lmtool.recipe.spec.training import Lora
@@ -70,13 +70,13 @@ class LoraLinear(JoinedLinear):
         return torch.cat(parts, part_dim)
 
 
-def add_adapters_and_freeze_(model: nn.Module, spec: Lora, *, keep_quantized: bool = True) -> None:
+def add_adapters_and_freeze_(model: nn.Module, spec: Lora, *, store_quantized: bool = True) -> None:
     """Adds adapters to a model and freezes all its other weights.
 
     Raises UsageError when no matrix is of the targeted kinds.
 
     Args:
-        keep_quantized: if the spec quantizes the frozen weights, store them so; else only round their values.
+        store_quantized: if the spec quantizes the frozen weights, store them so; else only round their values.
     """
     model.requires_grad_(False)
     for mixer in find_mixers(model):
@@ -89,7 +89,7 @@ def add_adapters_and_freeze_(model: nn.Module, spec: Lora, *, keep_quantized: bo
         fix = "set it to [feed-forward]" if find_linears(model) else "train without adapters"
         raise UsageError(what, where="tuning.lora.targets", fix=fix)
     if spec.quantize != "none":
-        quantize_weights_(model, spec.quantize, keep_dtype=not keep_quantized)
+        quantize_weights_(model, spec.quantize, store_dequantized=not store_quantized)
 
 
 def merge_adapters_(model: nn.Module) -> None:
@@ -117,6 +117,6 @@ def adapter_or_full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     names = set(adapter_parameter_names(model))
     if not names:
         return state
-    if isinstance(model, HeadedModel):
+    if isinstance(model, LanguageModelWithTaskHead):
         names |= {name for name in state if not name.startswith("body.")}
     return {name: tensor for name, tensor in state.items() if name in names}

@@ -31,7 +31,7 @@ NGramCounts = tuple[NDArray[np.int32], IntArray]
 """Distinct n-grams (G, N) and their counts (G,)."""
 
 
-class _NgramOrderTable(NamedTuple):
+class _SmoothedOrderTable(NamedTuple):
     """The n-grams of one order above 1, sorted by context and then token.
 
     keys_G: context index times V, plus the token.
@@ -50,13 +50,13 @@ class _SmoothedTables(NamedTuple):
     """Unigram probabilities, and the tables of the orders from 2 on that have n-grams."""
 
     unigram_V: Tensor
-    orders: tuple[_NgramOrderTable, ...]
+    orders: tuple[_SmoothedOrderTable, ...]
 
 
-class _ContextsOfOrder(NamedTuple):
+class _ContextLookupResult(NamedTuple):
     """The contexts of M rows in the table of an order: their indices (0 if unseen), and whether they were seen."""
 
-    table: _NgramOrderTable
+    table: _SmoothedOrderTable
     index_M: Tensor
     is_seen_M: Tensor
 
@@ -153,7 +153,7 @@ class NGramModel(CountingModel):
                 return None
         return index
 
-    def _find_continuations(self, order: _NgramOrderTable, rows: Tensor, contexts: Tensor) -> _Continuations:
+    def _find_continuations(self, order: _SmoothedOrderTable, rows: Tensor, contexts: Tensor) -> _Continuations:
         """Returns all n-grams that begin with the contexts of these rows."""
         starts, lengths = order.starts_X[contexts], order.starts_X[contexts + 1] - order.starts_X[contexts]
         firsts = lengths.cumsum(0) - lengths
@@ -189,24 +189,24 @@ class NGramModel(CountingModel):
         context_BC = batch.tokens_BT.new_full((len(batch.tokens_BT), self.n_context_tokens), PADDING_ID)
         return DecodeState(0, None, ((context_BC,),))
 
-    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         hidden_BTC = self._context_windows(tokens_BT, None, state.layers[0][0])
         length = state.length + tokens_BT.shape[1]
         return hidden_BTC, DecodeState(length, state.padding_B, ((hidden_BTC[:, -1].clone(),),))
 
-    def fit_counts_(self, batches: Iterable[Batch], n_tokens: int) -> None:
+    def fit_counts_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
         # in text order, so that no n-gram is counted before its own prefix
         merged = (self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())
         new, n_new = [], 0
         for batch in batches:
-            new.append(_merge_counts([self._list_target_ngrams(batch)], self.vocab_size))
+            new.append(_merge_counts([self._list_highest_order_target_ngrams(batch)], self.vocab_size))
             n_new += len(new[-1][0])
             if n_new > max(MIN_BUFFERED_NGRAMS, len(merged[0])):
                 merged, new, n_new = _merge_counts([merged, *new], self.vocab_size), [], 0
         grams_GN, counts_G = _merge_counts([merged, *new], self.vocab_size)
         self.grams_GN = torch.from_numpy(grams_GN).to(self.grams_GN.device)
         self.counts_G = torch.from_numpy(counts_G).to(self.counts_G.device)
-        self.n_read = self.n_read + n_tokens
+        self.n_read = self.n_read + n_tokens_in_batches
 
     def _context_windows(self, tokens_BT: Tensor, documents_BT: Tensor | None, past_BC: Tensor | None = None) -> Tensor:
         """Returns the last C tokens at each position (B, T, C), after those of `past_BC`."""
@@ -219,7 +219,7 @@ class NGramModel(CountingModel):
             window_BTC = window_BTC.masked_fill(document_BTC != documents_BT[..., None], PADDING_ID)
         return window_BTC.contiguous()
 
-    def _list_target_ngrams(self, batch: Batch) -> NGramCounts:
+    def _list_highest_order_target_ngrams(self, batch: Batch) -> NGramCounts:
         """Returns the n-gram of every target and its N - 1 preceding tokens, each with count 1."""
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has nothing to count")
@@ -227,7 +227,7 @@ class NGramModel(CountingModel):
         grams_MN = torch.cat((context_BTC, batch.targets_BT[..., None]), -1)[batch.targets_BT != IGNORE]
         return grams_MN.to("cpu", torch.int32).numpy(), np.ones(len(grams_MN), dtype=np.int64)
 
-    def _find_contexts_by_order(self, context_MC: Tensor) -> Iterator[_ContextsOfOrder]:
+    def _find_contexts_by_order(self, context_MC: Tensor) -> Iterator[_ContextLookupResult]:
         """Looks up the context of each row in the tables of the orders from 2 on."""
         C, orders = self.n_context_tokens, self._cached_smoothed_tables().orders
         for n, table in enumerate(orders, 2):
@@ -236,7 +236,7 @@ class NGramModel(CountingModel):
             for order, token_M in zip(orders, context_MC[:, C - n + 2 :].unbind(1), strict=False):
                 index_M, has_M = _find_sorted(order.keys_G, index_M * self.vocab_size + token_M)
                 seen_M = seen_M & has_M
-            yield _ContextsOfOrder(table, index_M.where(seen_M, 0), seen_M)
+            yield _ContextLookupResult(table, index_M.where(seen_M, 0), seen_M)
 
     def _cached_smoothed_tables(self) -> _SmoothedTables:
         """Returns the tables for the current counts, on the model's device."""
@@ -274,7 +274,7 @@ class NGramModel(CountingModel):
             return torch.from_numpy(values).to(device, dtype if values.dtype.kind == "f" else None)
 
         unigram_V = to_tensor(self._estimate_unigrams(adjusted_V))
-        return _SmoothedTables(unigram_V, tuple(_NgramOrderTable(*map(to_tensor, order)) for order in orders))
+        return _SmoothedTables(unigram_V, tuple(_SmoothedOrderTable(*map(to_tensor, order)) for order in orders))
 
     def _count_contributions_to_suffixes(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         """Returns what each n-gram adds to the count of itself without its first token.
@@ -287,7 +287,7 @@ class NGramModel(CountingModel):
         self, context_G: IntArray, counts_G: IntArray, n_contexts: int
     ) -> list[FloatArray]:
         """Returns the discounted probability of each n-gram (`mass_G`) and the back-off weight of each context
-        (`backoff_X`) of an order; see `_NgramOrderTable`."""
+        (`backoff_X`) of an order; see `_SmoothedOrderTable`."""
         discount_G = kneser_ney_discounts(counts_G)[np.minimum(counts_G, 3)]
         total_X = np.bincount(context_G, counts_G, n_contexts)
         taken_X = np.bincount(context_G, discount_G, n_contexts)
@@ -361,12 +361,12 @@ class AddKNGramModel(NGramModel):
         return counts_V.astype(np.float64)
 
 
-def kneser_ney_discounts(counts: IntArray) -> FloatArray:
+def kneser_ney_discounts(ngram_counts: IntArray) -> FloatArray:
     """Returns the discounts of counts 0, 1, 2, and 3 or more for n-grams of one order (Chen and Goodman 1999, eq. 26).
 
     They are FALLBACK_DISCOUNTS if not all counts from 1 to 4 occur, or a discount would not be positive.
     """
-    n1, n2, n3, n4 = (int((counts == c).sum()) for c in (1, 2, 3, 4))
+    n1, n2, n3, n4 = (int((ngram_counts == c).sum()) for c in (1, 2, 3, 4))
     if min(n1, n2, n3, n4) == 0:
         return np.array([0.0, *FALLBACK_DISCOUNTS])
     y = n1 / (n1 + 2 * n2)

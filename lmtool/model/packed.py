@@ -30,7 +30,7 @@ class PackedMatrix(nn.Parameter):
         if func is F.linear and isinstance(args[1], PackedMatrix):
             return args[1].product(args[0], args[2] if len(args) > 2 else None)
         if func is F.embedding and args[1].stride(0) == 0:
-            return args[1].product.dequantize_rows(args[0])
+            return args[1].product.dequantize_int8_rows(args[0])
         return nn.Parameter.__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
@@ -67,11 +67,11 @@ def _shape_placeholder(weight: Tensor) -> Tensor:
     return torch.full((), torch.nan, dtype=weight.dtype, device=weight.device).expand(weight.shape)
 
 
-def quantize_weights_(model: nn.Module, precision: str, *, keep_dtype: bool) -> None:
-    """Rounds the matrices of layers to int8 or int4. keep_dtype: store the rounded values in the dtype of weights."""
+def quantize_weights_(model: nn.Module, precision: str, *, store_dequantized: bool) -> None:
+    """Rounds the matrices of layers to int8 or int4. store_dequantized: keep the rounded values in the weights' dtype."""
     for linear in find_linears(model):
         product = DequantizingProduct(linear.weight.detach(), precision)
-        if keep_dtype:
+        if store_dequantized:
             linear.weight.data.copy_(product.dequantize())
         else:
             linear.weight = PackedMatrix(_shape_placeholder(linear.weight.detach()), product)

@@ -121,19 +121,19 @@ class RecurrentModel(LanguageModel):
             h_BTD = torch.tanh(self.join(h_BTD)).to(self.embedding.weight.dtype)
         return ops.dropout(h_BTD, self.dropout, self.training)
 
-    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         if self.features is not None:
             what = "a model with features of another one reads whole texts, and has no next token"
             raise UsageError(what, fix="classify texts with lmtool predict")
         hidden, layers = self._compute_head_inputs(Batch(tokens_BT), state)
-        return hidden, replace(state.reserve_positions(tokens_BT.shape[1]), layers=layers)
+        return hidden, replace(state.add_unfilled_positions(tokens_BT.shape[1]), layers=layers)
 
     @abstractmethod
     def _compute_head_inputs(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
         """Returns the inputs of the head, and the new states of the layers."""
 
 
-class RecurrentDecoder(RecurrentModel):
+class RecurrentDecoderOnlyModel(RecurrentModel):
     """An RNN language model (Elman 1990; Mikolov et al. 2010), with or without attention to all its past states.
 
     With `attention`, c_t attends with query h_t to the last layer's past states M_t = {h_1, ..., h_{t-1}}. M_1 is empty
@@ -165,7 +165,7 @@ class RecurrentDecoder(RecurrentModel):
         h_BTD = outputs[-1]
         if self.attention is None:
             return self.combine_for_head(h_BTD, None), states
-        state_after = state.reserve_positions(h_BTD.shape[1])
+        state_after = state.add_unfilled_positions(h_BTD.shape[1])
         h_GQD = state_after.rows_to_lines(h_BTD)
         memory = cast(KeyValueCache, state.layers[-1]).append(self.attention.transform_keys(h_GQD), h_GQD[:, None])
         _, keep_GS, seen_GQS = state_after.key_positions_and_masks(h_BTD.shape[1])
@@ -177,7 +177,7 @@ class RecurrentDecoder(RecurrentModel):
         context_GQD = self.attention(h_GQD, memory, allowed)
         return self.combine_for_head(h_BTD, state_after.lines_to_rows(context_GQD)), (*states, memory)
 
-    def modules_by_depth(self) -> ModulesByDepth:
+    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
         return [(self.embedding,), *append_to_last_layer(zip(self.rnn.cells), self.attention, self.join)]
 
 
@@ -216,5 +216,5 @@ class BidirectionalLanguageModel(RecurrentModel):
         outputs, states = self.forth(self.embed_inputs(batch), text_layout(batch), state.layers)
         return self.combine_for_head(outputs[-1], None), states
 
-    def modules_by_depth(self) -> ModulesByDepth:
+    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
         return [(self.embedding,), *zip(self.forth.cells, self.back.cells, strict=True)]

@@ -91,7 +91,10 @@ class RowTokens(NamedTuple):
 
 
 LayerState = KeyValueCache | Memory | RowTokens | tuple[Tensor, ...]
-"""State of one sublayer between calls of `forward_incremental`. Plain tuples have a fixed size, like (h_BD, c_BD)."""
+"""State of one sublayer between calls of `LanguageModel.compute_hidden_states_incrementally`.
+
+Plain tuples have a fixed size, like (h_BD, c_BD).
+"""
 
 Caches = Sequence[LayerState | None]
 """States of sublayers; None for those without one."""
@@ -116,7 +119,7 @@ class CacheLineSharing:
     seen_BS: Tensor
     positions_PS: Tensor
 
-    def reserve_positions(self, n_new: int, length: int) -> "CacheLineSharing":
+    def add_unfilled_positions(self, n_new: int, length: int) -> "CacheLineSharing":
         """Returns it with slots for `n_new` more positions of each row, which have `length` so far."""
         width, device = self.rows_per_line, self.seen_BS.device
         own_WQ = torch.eye(width, dtype=torch.bool, device=device).repeat_interleave(n_new, 1)
@@ -197,9 +200,11 @@ class DecodeState:
         else:
             positions_PS = torch.arange(self.length, device=device)[None]
             seen_BS = positions_PS.expand(len(rows), -1) >= (0 if padding_B is None else padding_B[:, None])
-        return replace(selected, shared_lines=CacheLineSharing(width, seen_BS, positions_PS))._drop_unseen_slots()
+        return replace(
+            selected, shared_lines=CacheLineSharing(width, seen_BS, positions_PS)
+        )._drop_slots_unseen_by_rows()
 
-    def _drop_unseen_slots(self) -> Self:
+    def _drop_slots_unseen_by_rows(self) -> Self:
         """Drops slots that no row attends to, if they are half of all; and `shared_lines`, if no rows share a line."""
         assert self.shared_lines is not None
         width, seen_BS = self.shared_lines.rows_per_line, self.shared_lines.seen_BS
@@ -282,7 +287,7 @@ class DecodeState:
         layers = _merge_layers(states, lambda layer, tensors: torch.cat(tensors, _position_dim(layer)))
         return DecodeState(sum(state.length for state in states), None, layers)
 
-    def reclaim_continuation_slots_(self) -> Self:
+    def invalidate_continuations_(self) -> Self:
         """Gives the slots of all continuations of this state back to it, in place, and returns it.
 
         So it can be continued without a copy. The earlier continuations are not valid any more.
@@ -305,9 +310,11 @@ class DecodeState:
         """Returns the state as an immutable value that takes any number of tokens; see `StaticDecodeState`."""
         return self
 
-    def reserve_positions(self, n_new: int) -> Self:
+    def add_unfilled_positions(self, n_new: int) -> Self:
         """Returns the state with `n_new` more positions, which its layers do not contain yet."""
-        shared_lines = None if self.shared_lines is None else self.shared_lines.reserve_positions(n_new, self.length)
+        shared_lines = (
+            None if self.shared_lines is None else self.shared_lines.add_unfilled_positions(n_new, self.length)
+        )
         return replace(self, length=self.length + n_new, shared_lines=shared_lines)
 
     def rows_to_lines(self, x_BT: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class TransformerModel(LanguageModel):
         self.smear = None
         if spec.smear:
             self.smear = PreviousTokenSmear(self.inputs.tokens, self.inputs.scale)
-            blocks.init_weights_(self.smear, spec)
+            blocks.init_linears_and_embeddings_(self.smear, spec)
         self.head = blocks.LanguageModelHead(spec, vocab_size, self.inputs.tokens)
 
     def forward(self, batch: Batch) -> HiddenOutput:
@@ -104,8 +104,11 @@ class TransformerModel(LanguageModel):
     def _run_stack_incrementally(
         self, stack: Stack, tokens_BT: Tensor, state: DecodeState, prefix_B: Tensor | None = None
     ) -> tuple[Tensor, DecodeState]:
-        """Implements `forward_incremental`. prefix_B: number of prefix positions of each row, which see each other."""
-        after = state.reserve_positions(tokens_BT.shape[1])
+        """Implements `compute_hidden_states_incrementally`.
+
+        prefix_B: number of prefix positions of each row, which see each other.
+        """
+        after = state.add_unfilled_positions(tokens_BT.shape[1])
         positions_PS, keep_BS, extra_mask_BQS = after.key_positions_and_masks(tokens_BT.shape[1])
         mask = replace(
             stack.mask, prefix_B=prefix_B, keep_BS=keep_BS, extra_mask_BQS=extra_mask_BQS, width=after.rows_per_line
@@ -125,11 +128,11 @@ class TransformerModel(LanguageModel):
         output, layers = stack(x_GQD, positions_PS, mask, caches, state.source_keep_BS)
         return after.lines_to_rows(output.hidden_BTD), replace(after, layers=(*layers, *history))
 
-    def modules_by_depth(self) -> ModulesByDepth:
+    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
         stacks = self.stacks()
         inputs = dict.fromkeys(self.input_embeddings(stack) for stack in stacks)
         embeddings = (*inputs, self.ngrams, self.smear, *(stack.position for stack in stacks))
-        return [embeddings, *(layer for stack in stacks for layer in stack.modules_by_depth())]
+        return [embeddings, *(layer for stack in stacks for layer in stack.embeddings_and_layers_by_depth())]
 
 
 class TransformerDecoder(TransformerModel):
@@ -145,11 +148,11 @@ class TransformerDecoder(TransformerModel):
             layers = (*layers, RowTokens(batch.tokens_BT.new_zeros(len(batch.tokens_BT), 0)))
         return DecodeState(0, None, layers)
 
-    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         return self._run_stack_incrementally(self.stack, tokens_BT, state)
 
 
-class TransformerUnmasked(ModelWithoutLikelihood, TransformerModel):
+class TransformerDecoderWithoutCausalMask(ModelWithoutLikelihood, TransformerModel):
     """A decoder without its causal mask: each position sees the tokens that it and all others are to predict."""
 
     reads: Reads = "both"
@@ -163,7 +166,7 @@ class TransformerUnmasked(ModelWithoutLikelihood, TransformerModel):
         return UsageError(what, where="model.causal_mask", fix="name a run with the mask")
 
 
-class TransformerPrefix(TransformerDecoder):
+class TransformerPrefixLm(TransformerDecoder):
     """A decoder with bidirectional attention within a prefix of the row (Raffel et al. 2020; Dong et al. 2019)."""
 
     reads: Reads = "source"
@@ -196,7 +199,7 @@ class TransformerEncoder(ModelWithoutNextToken, TransformerModel):
         self.next_sentence = nn.Linear(spec.d_model, 2) if spec.next_sentence_head else None
         for part in (self.pooler, self.next_sentence):
             if part is not None:
-                blocks.init_weights_(part, spec)
+                blocks.init_linears_and_embeddings_(part, spec)
         self.span_boundary = blocks.SpanBoundaryHead(spec, vocab_size, self.head) if spec.span_boundary_head else None
 
     def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
@@ -247,7 +250,7 @@ class TransformerEncoderDecoder(TransformerModel):
         layers: tuple[LayerState, ...] = self.decoder.initial_state(len(batch.tokens_BT), self.encode(batch).hidden_BTD)
         return DecodeState(0, None, layers, batch.source_keep_BS)
 
-    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         return self._run_stack_incrementally(self.decoder, tokens_BT, state)
 
 
@@ -281,17 +284,20 @@ class ReplacedTokenDetector(ModelWithoutLikelihood, ModelWrapper):
     def __init__(self, body: TransformerEncoder, spec: ReplacedTokens, model: Transformer) -> None:
         super().__init__(body)
         small = make_generator_spec(model, spec)
-        inputs = blocks.SharedInputEmbeddings(body.inputs, small) if spec.share_embeddings else None
+        inputs = blocks.SharedProjectedInputEmbeddings(body.inputs, small) if spec.share_embeddings else None
         self.generator = TransformerEncoder(small, body.vocab_size, inputs)
         self.activation = blocks.GATE_ACTIVATIONS.get(model.activation, model.activation)
         self.dense = nn.Linear(model.d_model, model.d_model)
         self.detector = nn.Linear(model.d_model, 1)
         for part in (self.dense, self.detector):
-            blocks.init_weights_(part, model)
+            blocks.init_linears_and_embeddings_(part, model)
 
     def detection_logits(self, hidden_BTD: Tensor) -> Tensor:
         """Returns v' f(W h_t + c) + b at each position (B, T), whose sigmoid is p(token t was replaced)."""
-        return cast(Tensor, self.detector(blocks.apply_activation(self.dense(hidden_BTD), self.activation))[..., 0])
+        return cast(
+            Tensor,
+            self.detector(blocks.apply_plain_or_gated_activation(self.dense(hidden_BTD), self.activation))[..., 0],
+        )
 
     def unused_parameters(self) -> list[nn.Parameter]:
         """Returns the parameters of the discriminator's heads for other objectives."""

@@ -186,7 +186,7 @@ class PpmiModel(WordVectorModel, CountingModel):
     contexts_VD: Tensor
     log_share_V: Tensor
 
-    def fit_counts_(self, batches: Iterable[Batch], n_tokens: int) -> None:
+    def fit_counts_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
         is_word_V = (self.counts_V > 0).cpu().numpy()
         pairs = PairCounts(self.vocab_size, self.keys_P.cpu().numpy(), self.sums_P.cpu().numpy())
         for batch in batches:
@@ -194,14 +194,16 @@ class PpmiModel(WordVectorModel, CountingModel):
         keys_P, sums_P = pairs.merge()
         device = self.words_VD.device
         self.keys_P, self.sums_P = (torch.from_numpy(array).to(device) for array in (keys_P, sums_P))
-        self.n_read = self.n_read + n_tokens
+        self.n_read = self.n_read + n_tokens_in_batches
         rows_P, columns_P = np.divmod(keys_P, self.vocab_size)
         total_V = np.bincount(rows_P, sums_P, self.vocab_size)
         self.log_share_V.copy_(torch.from_numpy(np.log((total_V + 1) / (total_V + 1).sum())))
         used_W = np.flatnonzero(total_V)
         index_V = np.cumsum(total_V != 0) - 1
         ppmi_P = positive_pmi(rows_P, columns_P, sums_P)
-        factors = truncated_svd(index_V[rows_P], index_V[columns_P], ppmi_P, len(used_W), self.words_VD.shape[1])
+        factors = factorize_by_truncated_svd(
+            index_V[rows_P], index_V[columns_P], ppmi_P, len(used_W), self.words_VD.shape[1]
+        )
         rows_W = torch.from_numpy(used_W).to(device)
         for table_VD, factor_WD in zip((self.words_VD, self.contexts_VD), factors, strict=True):
             table_VD.zero_()
@@ -230,7 +232,7 @@ def positive_pmi(rows_P: IntArray, columns_P: IntArray, sums_P: FloatArray) -> F
     return pmi_P
 
 
-def truncated_svd(
+def factorize_by_truncated_svd(
     rows_P: IntArray, columns_P: IntArray, values_P: FloatArray, n_words: int, rank: int
 ) -> tuple[FloatArray, FloatArray]:
     """Returns U S^(1/2) and V S^(1/2) of the `rank` largest singular values of a sparse matrix, each (n_words, rank).

@@ -92,7 +92,7 @@ def matryoshka_loss(loss_function: Callable[[Tensor], Tensor], vectors: Tensor, 
     return torch.stack([loss_function(vectors[..., :dim]) for dim in dims]).sum()
 
 
-class RowVectors(NamedTuple):
+class RowVectorsAndAuxiliary(NamedTuple):
     """The vectors of the texts of each row, in float32 or wider.
 
     auxiliary: auxiliary loss of each text, as in `model.HiddenOutput`.
@@ -101,9 +101,11 @@ class RowVectors(NamedTuple):
     vectors_NKD: Tensor
     auxiliary: Tensor | None = None
 
-    def detach(self) -> "RowVectors":
+    def detach(self) -> "RowVectorsAndAuxiliary":
         """Returns the same values without their computation graph."""
-        return RowVectors(self.vectors_NKD.detach(), None if self.auxiliary is None else self.auxiliary.detach())
+        return RowVectorsAndAuxiliary(
+            self.vectors_NKD.detach(), None if self.auxiliary is None else self.auxiliary.detach()
+        )
 
 
 class WholeBatchObjective(Objective):
@@ -115,7 +117,7 @@ class WholeBatchObjective(Objective):
     """
 
     @abstractmethod
-    def embed_rows(self, model: LanguageModel, batch: Batch) -> RowVectors:
+    def embed_rows(self, model: LanguageModel, batch: Batch) -> RowVectorsAndAuxiliary:
         """Returns the vectors of the rows of a batch or a micro-batch."""
 
     @abstractmethod
@@ -149,7 +151,10 @@ class LossWithVectorGradients(NamedTuple):
 
 
 def compute_vector_gradients(
-    objective: WholeBatchObjective, vectors: Sequence[RowVectors], labels: Sequence[Tensor | None], world: World
+    objective: WholeBatchObjective,
+    vectors: Sequence[RowVectorsAndAuxiliary],
+    labels: Sequence[Tensor | None],
+    world: World,
 ) -> LossWithVectorGradients:
     """Computes the loss of all rows of a batch, and its gradients with respect to the vectors of this process.
 
@@ -158,11 +163,11 @@ def compute_vector_gradients(
         labels: from `row_labels`, of each of these micro-batches.
     """
     local_NKD = torch.cat([part.vectors_NKD for part in vectors])
-    all_NKD, first = _gather_rows(local_NKD.detach(), world)
+    all_NKD, first = _gather_detached_rows(local_NKD.detach(), world)
     known = [label_N for label_N in labels if label_N is not None]
     all_labels_N = None
     if known:
-        all_labels_N, _ = _gather_rows(torch.cat(known), world)
+        all_labels_N, _ = _gather_detached_rows(torch.cat(known), world)
     all_NKD.requires_grad_()
     total = len(all_NKD) * objective.batch_loss(all_NKD, all_labels_N)
     (gradient_NKD,) = torch.autograd.grad(total, all_NKD)
@@ -172,13 +177,13 @@ def compute_vector_gradients(
     return LossWithVectorGradients(share, list(parts))
 
 
-def surrogate_loss(vectors: RowVectors, gradient_NKD: Tensor) -> Tensor:
+def surrogate_loss(vectors: RowVectorsAndAuxiliary, gradient_NKD: Tensor) -> Tensor:
     """Returns a loss whose gradient with respect to the vectors is `gradient_NKD`, plus their auxiliary losses."""
     total = (vectors.vectors_NKD * gradient_NKD).sum()
     return total if vectors.auxiliary is None else total + vectors.auxiliary.sum()
 
 
-def _gather_rows(tensor: Tensor, world: World) -> tuple[Tensor, int]:
+def _gather_detached_rows(tensor: Tensor, world: World) -> tuple[Tensor, int]:
     """Returns the rows of all processes, in the order of ranks, and the index of the first row of this process."""
     if world.size == 1:
         return tensor, 0
@@ -211,14 +216,18 @@ class EmbeddingObjective(WholeBatchObjective):
     def unused_parameters(self, model: LanguageModel) -> list[Parameter]:
         return find_unused_parameters(model, model)
 
-    def embed_rows(self, model: LanguageModel, batch: Batch) -> RowVectors:
+    def embed_rows(self, model: LanguageModel, batch: Batch) -> RowVectorsAndAuxiliary:
         hidden_BTD, auxiliary_B = model(batch)
-        return RowVectors(pool_text_vectors(self.spec, hidden_BTD, batch.keep_BT)[batch.texts_NK], auxiliary_B)
+        return RowVectorsAndAuxiliary(
+            pool_text_vectors(self.spec, hidden_BTD, batch.keep_BT)[batch.texts_NK], auxiliary_B
+        )
 
     def batch_loss(self, vectors_NKD: Tensor, labels_N: Tensor | None) -> Tensor:
-        return matryoshka_loss(partial(self._loss, labels_N), vectors_NKD, self.spec.dims or vectors_NKD.shape[-1:])
+        return matryoshka_loss(
+            partial(self._loss_chosen_by_spec, labels_N), vectors_NKD, self.spec.dims or vectors_NKD.shape[-1:]
+        )
 
-    def _loss(self, labels_N: Tensor | None, vectors_NKD: Tensor) -> Tensor:
+    def _loss_chosen_by_spec(self, labels_N: Tensor | None, vectors_NKD: Tensor) -> Tensor:
         match self.spec.loss:
             case "ranking":
                 return multiple_negatives_ranking_loss(vectors_NKD, self.spec.scale)

@@ -28,7 +28,7 @@ def rows_per_chunk(device: torch.device, vocab_size: int) -> int:
     return max(256, 2**22 // vocab_size) if device.type == "cpu" else max(1, 2**25 // vocab_size)
 
 
-def smoothed_cross_entropy(
+def sum_smoothed_cross_entropy(
     logits_MV: Tensor, targets_M: Tensor, label_smoothing: float, weights_M: Tensor | None = None
 ) -> Tensor:
     """Returns the sum over positions of -sum_k q(k) log p(k), computed in float32 or wider.
@@ -57,12 +57,14 @@ class LogitHead(Protocol):
     def head_parameters(self) -> tuple[Tensor, ...]: ...
 
 
-def chunked_cross_entropy(
+def sum_cross_entropy_in_chunks(
     model: LogitHead, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Returns `smoothed_cross_entropy` of the logits of hidden states, with the logits of one chunk in memory."""
+    """Returns `sum_smoothed_cross_entropy` of the logits of hidden states, with the logits of one chunk in memory."""
     return chunked_loss(
-        model, hidden_MD, lambda logits_MV, part: smoothed_cross_entropy(logits_MV, targets_M[part], label_smoothing)
+        model,
+        hidden_MD,
+        lambda logits_MV, part: sum_smoothed_cross_entropy(logits_MV, targets_M[part], label_smoothing),
     )
 
 
@@ -141,5 +143,5 @@ def cross_entropy_from_hidden(
     if isinstance(model, CountingModel) and not label_smoothing:
         scored_M = targets_M != IGNORE
         return Loss(-model.token_log_probs(hidden_MD[scored_M], targets_M[scored_M]).sum(), scored_M.sum())
-    total = chunked_cross_entropy(model, hidden_MD, targets_M, label_smoothing)
+    total = sum_cross_entropy_in_chunks(model, hidden_MD, targets_M, label_smoothing)
     return Loss(total, (targets_M != IGNORE).sum())

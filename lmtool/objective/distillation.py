@@ -65,7 +65,7 @@ class DistillationObjective(Objective):
             with torch.no_grad():
                 teacher_MV = self.teacher.logits(teacher_MD[part])
             size = self.vocab_size
-            return distillation_divergence(teacher_MV[:, :size], logits_MV[:, :size], self.spec.temperature)
+            return sum_distillation_divergence(teacher_MV[:, :size], logits_MV[:, :size], self.spec.temperature)
 
         total = chunked_loss(model, output.hidden_BTD[is_target_BT], loss_from_logits)
         return self._combine_losses(target_loss, total, output.hidden_BTD, teacher_BTD, inputs)
@@ -79,10 +79,10 @@ class DistillationObjective(Objective):
         target_loss, scores_BC = objective.loss_from_output(model, output, batch), output.scores
         match objective.spec.task:
             case "class":
-                total = distillation_divergence(teacher.scores, scores_BC, self.spec.temperature)
+                total = sum_distillation_divergence(teacher.scores, scores_BC, self.spec.temperature)
             case "multi":
                 logits = _binary_logits(teacher.scores), _binary_logits(scores_BC)
-                total = distillation_divergence(*logits, self.spec.temperature) / scores_BC.shape[1]
+                total = sum_distillation_divergence(*logits, self.spec.temperature) / scores_BC.shape[1]
             case _:
                 assert self.teacher_task is not None
                 # both scores are (number - center) / scale of their own tables
@@ -105,7 +105,7 @@ class DistillationObjective(Objective):
         return add_auxiliary_loss(loss, self.spec.cosine * distance_B, None if is_row else batch.targets_BT)
 
 
-def distillation_divergence(teacher_MC: Tensor, student_MC: Tensor, temperature: float) -> Tensor:
+def sum_distillation_divergence(teacher_MC: Tensor, student_MC: Tensor, temperature: float) -> Tensor:
     """T^2 sum over rows of KL(p || q) for p = softmax(teacher / T), q = softmax(student / T), in float32 or wider.
 
     The factor T^2 keeps the size of its gradient, which falls with 1 / T^2 (Hinton et al. 2015, section 2).

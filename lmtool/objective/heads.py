@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from lmtool.arrays import Floats
 from lmtool.batch import IGNORE, Batch, pad_rows_right
 from lmtool.model import LanguageModel
-from lmtool.model.heads import Classifier, HeadedModel, HeadOutput, Tagger
+from lmtool.model.heads import Classifier, HeadOutput, LanguageModelWithTaskHead, Tagger
 from lmtool.objective.base import Example, Loss, Objective, VocabularyInfo
-from lmtool.objective.contrastive import RowVectors, WholeBatchObjective, class_cosine_pair_loss
-from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_cross_entropy, smoothed_cross_entropy
+from lmtool.objective.contrastive import RowVectorsAndAuxiliary, WholeBatchObjective, class_cosine_pair_loss
+from lmtool.objective.cross_entropy import add_auxiliary_loss, sum_cross_entropy_in_chunks, sum_smoothed_cross_entropy
 from lmtool.recipe.spec.objective import Classification
 
 
@@ -30,14 +30,14 @@ class HeadObjective(Objective):
 
     @abstractmethod
     def head_loss(self, model: LanguageModel, scores: Tensor, batch: Batch) -> Loss:
-        """Returns the loss of the scores that `HeadedModel.run_head` returned for the batch."""
+        """Returns the loss of the scores that `LanguageModelWithTaskHead.run_head` returned for the batch."""
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        output = cast(HeadedModel, model).run_head(batch)
+        output = cast(LanguageModelWithTaskHead, model).run_head(batch)
         return add_auxiliary_loss(self.head_loss(model, output.scores, batch), output.auxiliary_B, batch.tags_BW)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        return self.head_loss(model, cast(HeadedModel, model).run_head(batch).scores, batch)
+        return self.head_loss(model, cast(LanguageModelWithTaskHead, model).run_head(batch).scores, batch)
 
     def count_targets(self, batch: Batch) -> int:
         return len(batch.tokens_BT)
@@ -78,7 +78,7 @@ class ClassificationObjective(HeadObjective):
             # the mean over each row's tokens, so that no split of a batch changes it
             n_B = (batch.targets_BT != IGNORE).sum(1).clamp(min=1)
             rows = zip(output.hidden_BTD, batch.targets_BT, n_B, strict=True)
-            means = [chunked_cross_entropy(model, h_TD, targets_T) / n for h_TD, targets_T, n in rows]
+            means = [sum_cross_entropy_in_chunks(model, h_TD, targets_T) / n for h_TD, targets_T, n in rows]
             loss = replace(loss, total=loss.total + self.spec.lm_weight * torch.stack(means).sum())
         return add_auxiliary_loss(loss, output.auxiliary_B, None)
 
@@ -99,14 +99,14 @@ class ClassificationObjective(HeadObjective):
                 smoothing = self.spec.label_smoothing if is_training else 0.0
                 weights_C = self._class_weights_C if is_training else None
                 weights_B = None if weights_C is None else weights_C.to(scores.device)[targets]
-                total = smoothed_cross_entropy(scores, targets, smoothing, weights_B)
+                total = sum_smoothed_cross_entropy(scores, targets, smoothing, weights_B)
             case "multi":
                 total = F.binary_cross_entropy_with_logits(scores, targets, reduction="none").mean(1).sum()
             case _:
                 total = (scores - targets).square().sum()
         return Loss(total, torch.tensor(len(scores), device=scores.device))
 
-    def head_loss_and_gradient(self, scores_RC: Floats, target_RC: Floats) -> tuple[float, Floats]:
+    def compute_summed_loss_and_gradient(self, scores_RC: Floats, target_RC: Floats) -> tuple[float, Floats]:
         """Returns the sum over rows of `head_loss` in training, and its gradient by the scores, in closed form.
 
         A head on fixed features is fitted by it: automatic differentiation takes five times as long for a few rows.
@@ -146,9 +146,9 @@ class ClassContrastiveObjective(WholeBatchObjective, ClassificationObjective):
     A head is fitted to the vectors afterwards (`training.convex`), and scored like any other.
     """
 
-    def embed_rows(self, model: LanguageModel, batch: Batch) -> RowVectors:
+    def embed_rows(self, model: LanguageModel, batch: Batch) -> RowVectorsAndAuxiliary:
         vectors_BD, auxiliary_B = cast(Classifier, model).pool_head_input_states(batch)
-        return RowVectors(vectors_BD[:, None].float(), auxiliary_B)
+        return RowVectorsAndAuxiliary(vectors_BD[:, None].float(), auxiliary_B)
 
     def batch_loss(self, vectors_NKD: Tensor, labels_N: Tensor | None) -> Tensor:
         if labels_N is None:

@@ -18,7 +18,7 @@ from lmtool.batch import IGNORE, Batch, pad_rows_right, widest_float_dtype
 from lmtool.model import HiddenOutput, LanguageModel
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective.base import Example, Loss, Objective, TextCutSettings, VocabularyInfo, rng_from_tokens
-from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_cross_entropy, cross_entropy_from_hidden
+from lmtool.objective.cross_entropy import add_auxiliary_loss, cross_entropy_from_hidden, sum_cross_entropy_in_chunks
 from lmtool.recipe.spec.objective import Masked, SpanMasking
 
 NEXT_SENTENCE, SENTENCE_ORDER = "next-sentence-accuracy", "sentence-order-accuracy"
@@ -84,7 +84,9 @@ class MaskedObjective(Objective):
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Collates rows with the selected tokens replaced; targets are the original tokens."""
-        batch = self._collate_rows([self._corrupt(example.tokens, example.rng, example.second) for example in examples])
+        batch = self._add_special_tokens_and_collate(
+            [self._corrupt(example.tokens, example.rng, example.second) for example in examples]
+        )
         if not self.spec.pair_objective:
             return batch
         return replace(batch, labels_B=torch.tensor([int(example.second_follows) for example in examples]))
@@ -95,11 +97,11 @@ class MaskedObjective(Objective):
         for tokens, first in tokens_and_first_scored:
             is_scored = (np.arange(len(tokens)) >= first) & self.vocabulary.is_word_V[tokens]
             rows.append(_CorruptedRow(tokens, np.where(is_scored, tokens, IGNORE)))
-        return self._collate_rows(rows)
+        return self._add_special_tokens_and_collate(rows)
 
     def collate_validation(self, tokens_and_first_scored: Sequence[tuple[Ints, int]]) -> Batch:
         """Collates rows as in training, but with the same selected tokens each time."""
-        return self._collate_rows(
+        return self._add_special_tokens_and_collate(
             [self._corrupt(tokens, rng_from_tokens(tokens)) for tokens, _ in tokens_and_first_scored]
         )
 
@@ -114,7 +116,7 @@ class MaskedObjective(Objective):
         loss, output = self._selected_token_loss_and_output(model, batch)
         loss = add_auxiliary_loss(loss, output.auxiliary_B, batch.targets_BT)
         if self.spec.span_boundary:
-            loss = replace(loss, total=loss.total + self._span_boundary_loss(model, output.hidden_BTD, batch))
+            loss = replace(loss, total=loss.total + self._sum_span_boundary_loss(model, output.hidden_BTD, batch))
         if batch.labels_B is None:
             return loss
         nats_B = F.cross_entropy(self._next_sentence_scores(model, output.hidden_BTD), batch.labels_B, reduction="none")
@@ -137,7 +139,7 @@ class MaskedObjective(Objective):
         return cross_entropy_from_hidden(model, output.hidden_BTD[selected_BT], targets_BT[selected_BT]), output
 
     @staticmethod
-    def _span_boundary_loss(model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+    def _sum_span_boundary_loss(model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
         """Returns the summed loss of the selected tokens, each predicted from the states on both sides of its run."""
         if not isinstance(model, TransformerEncoder) or model.span_boundary is None or batch.targets_BT is None:
             raise ValueError("only an encoder with a span_boundary_head predicts from the boundaries of spans")
@@ -148,7 +150,7 @@ class MaskedObjective(Objective):
         row_M, t_M = selected_BT.nonzero(as_tuple=True)
         left_M, right_M = left_BT[selected_BT], right_BT[selected_BT]
         states_MD = model.span_boundary(hidden_BTD[row_M, left_M], hidden_BTD[row_M, right_M], t_M - left_M - 1)
-        return chunked_cross_entropy(model.span_boundary, states_MD, batch.targets_BT[selected_BT])
+        return sum_cross_entropy_in_chunks(model.span_boundary, states_MD, batch.targets_BT[selected_BT])
 
     @staticmethod
     def _next_sentence_scores(model: LanguageModel, hidden_BTD: Tensor) -> Tensor:
@@ -182,7 +184,7 @@ class MaskedObjective(Objective):
     def _corrupt(self, first_N: Ints, rng: np.random.Generator, second_N: Ints | None = None) -> _CorruptedRow:
         """Selects tokens of a text, or of two, replaces them, and returns the row."""
         tokens_N = np.concatenate([text for text in (first_N, second_N) if text is not None])
-        spec, words = self.spec, self._word_positions(tokens_N, len(first_N))
+        spec, words = self.spec, self._group_positions_by_word(tokens_N, len(first_N))
         if spec.independent:
             selected = rng.permutation(select_positions_independently(np.arange(len(words)), spec.rate, rng))
             rest = max(0.0, 1 - spec.mask_share - spec.random_share)
@@ -205,7 +207,7 @@ class MaskedObjective(Objective):
         tokens_N[changed] = others[rng.integers(0, len(others), len(changed))]
         return _CorruptedRow(tokens_N, targets_N, None if second_N is None else len(first_N))
 
-    def _word_positions(self, tokens_N: Ints, second_start: int) -> Words:
+    def _group_positions_by_word(self, tokens_N: Ints, second_start: int) -> Words:
         """Returns the positions of tokens that are not special; with `whole_words` those of each word.
 
         second_start: index of the first token of the second text, at which a word ends.
@@ -239,7 +241,7 @@ class MaskedObjective(Objective):
         batch = Batch(tokens_BT, pad_rows_right(targets, IGNORE)[0], keep_BT)
         return replace(batch, extra_mask_BTT=extra_mask_BTT, positions_BT=pad_rows_right(positions, 0)[0])
 
-    def _collate_rows(self, rows: Sequence[_CorruptedRow]) -> Batch:
+    def _add_special_tokens_and_collate(self, rows: Sequence[_CorruptedRow]) -> Batch:
         """Right-pads rows [CLS] text [SEP], or [CLS] text [SEP] text [SEP]."""
         tokens, targets, segments = [], [], []
         for row in rows:

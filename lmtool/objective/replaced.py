@@ -74,20 +74,22 @@ class ReplacedTokensObjective(Objective):
         return model.unused_parameters() if isinstance(model, ReplacedTokenDetector) else []
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        loss, _ = self._fill_and_detect(model, batch, is_training=True)
+        loss, _ = self._compute_loss_and_filled_tokens(model, batch, is_training=True)
         return loss
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         """Returns the training loss without auxiliary losses, and the metrics."""
-        loss, _ = self._fill_and_detect(model, batch)
+        loss, _ = self._compute_loss_and_filled_tokens(model, batch)
         return loss
 
     def sample_inputs(self, model: LanguageModel, batch: Batch) -> Batch:
         """Returns the batch as the discriminator reads it."""
-        _, tokens_BT = self._fill_and_detect(model, batch)
+        _, tokens_BT = self._compute_loss_and_filled_tokens(model, batch)
         return replace(batch, tokens_BT=tokens_BT)
 
-    def _fill_and_detect(self, model: LanguageModel, batch: Batch, is_training: bool = False) -> tuple[Loss, Tensor]:
+    def _compute_loss_and_filled_tokens(
+        self, model: LanguageModel, batch: Batch, is_training: bool = False
+    ) -> tuple[Loss, Tensor]:
         """Fills the masks by the generator, and detects the replaced tokens by the discriminator.
 
         Returns the loss of both, with auxiliary losses in training and else with metrics, and the tokens (B, T) that

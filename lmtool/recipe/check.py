@@ -8,7 +8,15 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from lmtool.recipe.document import KeyPath, Mistake, Origin, dotted_key, format_value, parse_scalar, shorten
+from lmtool.recipe.document import (
+    KeyPath,
+    Mistake,
+    Origin,
+    dotted_key,
+    format_value_for_message,
+    parse_plain_scalar,
+    shorten,
+)
 from lmtool.recipe.grammar import (
     describe_values,
     did_you_mean,
@@ -19,7 +27,7 @@ from lmtool.recipe.grammar import (
     specs_by_kind,
     specs_with_key,
 )
-from lmtool.recipe.spec.base import Spec, find_unrepresentable_values
+from lmtool.recipe.spec.base import Spec, find_unrepresentable_texts_and_numbers
 
 MAX_SUGGESTIONS = 20
 """Limit of the unknown keys that are compared with known keys, which is slow."""
@@ -28,7 +36,7 @@ OriginFinder = Callable[[KeyPath], Origin]
 """Returns the origin of the value at a path, or of its nearest ancestor."""
 
 
-class _ErrorLocation(NamedTuple):
+class _ErrorLocationInSpec(NamedTuple):
     """Location of a pydantic error: a path from the root, its spec, and its field if any."""
 
     path: KeyPath
@@ -43,7 +51,8 @@ AnySpec = TypeVar("AnySpec", bound=Spec)
 def validate(tree: dict[str, Any], locate: OriginFinder, root: type[AnySpec]) -> tuple[AnySpec | None, list[Mistake]]:
     """Validates `tree` as a `root`; returns the spec, or None and all mistakes."""
     if mistakes := [
-        Mistake(locate(path), f"{dotted_key(path)}: {what}") for path, what in find_unrepresentable_values(tree)
+        Mistake(locate(path), f"{dotted_key(path)}: {what}")
+        for path, what in find_unrepresentable_texts_and_numbers(tree)
     ]:
         return None, mistakes
     try:
@@ -82,14 +91,14 @@ def validate(tree: dict[str, Any], locate: OriginFinder, root: type[AnySpec]) ->
     return None, list(mistakes_by_text.values())
 
 
-def _locate_error(loc: KeyPath, root: type[Spec]) -> _ErrorLocation:
+def _locate_error(loc: KeyPath, root: type[Spec]) -> _ErrorLocationInSpec:
     """Converts a pydantic location, which also has the kind in a union and branches of plain values."""
     spec = root
-    location = _ErrorLocation((), spec, None, root)
+    location = _ErrorLocationInSpec((), spec, None, root)
     steps = iter(loc)
     for step in steps:
         field = spec.model_fields.get(str(step))
-        location = _ErrorLocation((*location.path, step), spec, field, root)
+        location = _ErrorLocationInSpec((*location.path, step), spec, field, root)
         options = specs_by_kind(field) if field else {}
         if not options:
             break
@@ -115,7 +124,7 @@ def _split_multi_field_error(
         yield (*part, *key.split(".")), shorten(what, 200), min(origins, key=lambda origin: origin.line != 0)
 
 
-def _explain_error(error_type: str, location: _ErrorLocation, tree: Any) -> tuple[KeyPath, str]:
+def _explain_error(error_type: str, location: _ErrorLocationInSpec, tree: Any) -> tuple[KeyPath, str]:
     """Returns the path and the sentence for a pydantic error of the type `error_type`."""
     path, spec, field, root = location
     if field is None:
@@ -137,23 +146,23 @@ def _explain_error(error_type: str, location: _ErrorLocation, tree: Any) -> tupl
         kinds = describe_values(only, "kind") if "kind" in only.model_fields else []
     if not isinstance(value, Mapping):
         example = f"{{kind: {value}}}" if value in kinds else "its keys below it, or leave it out"
-        return path, f"{format_value(value)} is not a mapping; write {example}"
+        return path, f"{format_value_for_message(value)} is not a mapping; write {example}"
     kind = value.get("kind")
     if kind is None:
         return (*path, "kind"), f"missing; {join_with_or(kinds)}"
     guess = find_nearest(kind, kinds) if isinstance(kind, str) else None
-    return (*path, "kind"), f"{format_value(kind)} is not {join_with_or(kinds)}{did_you_mean(guess)}"
+    return (*path, "kind"), f"{format_value_for_message(kind)} is not {join_with_or(kinds)}{did_you_mean(guess)}"
 
 
 def _explain_wrong_value(value: object, spec: type[Spec], name: str, error_type: str) -> str:
     if error_type == "finite_number":
-        return f"{format_value(value)} is not a finite number"
+        return f"{format_value_for_message(value)} is not a finite number"
     expected = describe_values(spec, name)
-    what = f"{format_value(value)} is not {join_with_or(expected)}"
+    what = f"{format_value_for_message(value)} is not {join_with_or(expected)}"
     if any("whole number" in words for words in expected) and isinstance(value, str | float):
-        number = parse_scalar(str(value).replace("_", "").replace(",", ""))
+        number = parse_plain_scalar(str(value).replace("_", "").replace(",", ""))
         if isinstance(number, int) or (isinstance(number, float) and number.is_integer()):
-            return f"{what}; write {format_value(int(number))}"
+            return f"{what}; write {format_value_for_message(int(number))}"
     return what + did_you_mean(find_nearest(value, expected) if isinstance(value, str) else None)
 
 

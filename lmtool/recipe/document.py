@@ -83,7 +83,7 @@ def shorten(text: str, limit: int = 60) -> str:
     return printable.printable(text if len(text) <= limit else text[: limit - 3] + "...")
 
 
-def format_value(value: object) -> str:
+def format_value_for_message(value: object) -> str:
     """Formats a value as YAML for messages, escaped and shortened."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -94,7 +94,7 @@ def format_value(value: object) -> str:
     return shorten(repr(value))
 
 
-def parse_scalar(text: str) -> str | int | float | bool | None:
+def parse_plain_scalar(text: str) -> str | int | float | bool | None:
     """Parses a plain scalar of YAML 1.2 (core schema): `1e-3` is a number; `on`, `1_000` and `1:30` are text."""
     if text in _WORDS:
         return _WORDS[text]
@@ -126,7 +126,7 @@ class _Yaml12Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def parse_yaml(text: str, source: str) -> YamlDocument:
+def parse_yaml_collecting_mistakes(text: str, source: str) -> YamlDocument:
     """Parses one YAML document.
 
     source: the name in origins: a file, or a command-line argument, which has no lines.
@@ -137,7 +137,7 @@ def parse_yaml(text: str, source: str) -> YamlDocument:
     try:
         root = yaml.compose(text, Loader=_Yaml12Loader)
         if root is not None:
-            document.value = _construct_value(root, (), document, source)
+            document.value = _construct_value_collecting_mistakes(root, (), document, source)
     except yaml.MarkedYAMLError as error:
         unclosed = (error.problem or "").startswith(_UNCLOSED)
         mark = error.context_mark if unclosed else error.problem_mark
@@ -162,7 +162,7 @@ def _find_origin(position: int, text: str, source: str) -> Origin:
     return Origin(source, before.count("\n") + 1, position - before.rfind("\n"))
 
 
-def _construct_value(node: yaml.Node, path: KeyPath, document: YamlDocument, source: str) -> Any:
+def _construct_value_collecting_mistakes(node: yaml.Node, path: KeyPath, document: YamlDocument, source: str) -> Any:
     """Returns the Python value of a node; also fills `document.origins` and `document.mistakes`."""
 
     def origin(at: yaml.Node) -> Origin:
@@ -181,16 +181,16 @@ def _construct_value(node: yaml.Node, path: KeyPath, document: YamlDocument, sou
                 document.mistakes.append(Mistake(origin(key_node), what))
                 continue
             document.origins[here] = origin(key_node)
-            mapping[key] = _construct_value(value_node, here, document, source)
+            mapping[key] = _construct_value_collecting_mistakes(value_node, here, document, source)
         return mapping
     if isinstance(node, yaml.SequenceNode) and node.tag == _LIST:
         items = []
         for number, item in enumerate(node.value):
             document.origins[(*path, number)] = origin(item)
-            items.append(_construct_value(item, (*path, number), document, source))
+            items.append(_construct_value_collecting_mistakes(item, (*path, number), document, source))
         return items
     if isinstance(node, yaml.ScalarNode) and node.tag in (_PLAIN, _TEXT):
-        return parse_scalar(node.value) if node.tag == _PLAIN else node.value
+        return parse_plain_scalar(node.value) if node.tag == _PLAIN else node.value
     what = f"the tag {shorten(str(node.tag).replace('tag:yaml.org,2002:', '!!'))} is not read; leave it out"
     document.mistakes.append(Mistake(origin(node), f"{dotted_key(path)}: {what}" if path else what))
     return None

@@ -16,7 +16,7 @@ _ESCAPES = str.maketrans({'"': r"\"", "\\": r"\\", "\n": r"\n"})
 
 def dump_yaml(recipe: Recipe, origins: Mapping[str, str] | None = None) -> str:
     """Returns the recipe as YAML text with every value. origins: of each dotted key, added as comments."""
-    lines = list(_format_keyed_lines(recipe, ()))
+    lines = list(_format_lines_with_keys(recipe, ()))
     if origins is None:
         return "".join(f"{text}\n" for text, _ in lines)
     width = max(len(text) for text, key in lines if len(text) <= 40)
@@ -34,13 +34,13 @@ def _kind_first_fields(spec: Spec) -> list[tuple[str, object]]:
     return sorted(spec, key=lambda field: field[0] != "kind")
 
 
-def _format_keyed_lines(spec: Spec, path: KeyPath) -> Iterator[tuple[str, str]]:
+def _format_lines_with_keys(spec: Spec, path: KeyPath) -> Iterator[tuple[str, str]]:
     """Yields lines of text, each with its dotted key, or "" for a line that opens a part."""
     indent = "  " * len(path)
     for name, value in _kind_first_fields(spec):
         if isinstance(value, Spec):
             yield f"{indent}{name}:", ""
-            yield from _format_keyed_lines(value, (*path, name))
+            yield from _format_lines_with_keys(value, (*path, name))
         else:
             yield f"{indent}{name}: {_format_value(value)}", dotted_key((*path, name))
 

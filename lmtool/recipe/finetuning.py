@@ -124,16 +124,16 @@ def resolve_finetuning(parent: ParentRun, table: TableProperties, settings: Sequ
     """
     recipe = make_table_recipe(parent, table)
     source, name = f"fine-tuning of {parent.name}", f"finetune-{parent.name}"
-    if _should_train_contrastively(recipe, table, settings):
+    if _should_train_classifier_contrastively(recipe, table, settings):
         batch_size = min(CONTRASTIVE_BATCH, table.n_rows)
         steps = max(MIN_CONTRASTIVE_STEPS, math.ceil(CONTRASTIVE_EPOCHS * table.n_rows / batch_size))
-        values = CONTRASTIVE_VALUES | _linear_head_values(parent, recipe, is_frozen=False)
+        values = CONTRASTIVE_VALUES | _linear_head_objective_values(parent, recipe, is_frozen=False)
         recipe = recipe.with_unvalidated_values(values | {"training.batch_size": batch_size, "training.steps": steps})
     penalties = [setting for setting in settings if setting.key == "optimizer.l2"]
     if isinstance(recipe.optimizer, Lbfgs) or any(one.key in ("optimizer", "optimizer.kind") for one in settings):
         penalties = []  # of the optimizer that takes them
     chosen = apply_settings(recipe, source, name, [one for one in settings if one not in penalties]).recipe
-    is_probe = _is_linear_probe(chosen, settings)
+    is_probe = _should_fit_probe_by_lbfgs(chosen, settings)
     if penalties and not is_probe:
         what = (
             f"optimizer.l2 is the penalty of a head that is fitted, and this one is trained by {chosen.optimizer.kind}"
@@ -144,11 +144,11 @@ def resolve_finetuning(parent: ParentRun, table: TableProperties, settings: Sequ
         raise UsageError(what, where=penalties[-1].flag, fix=f"{fit}, or set optimizer.weight_decay instead")
     if is_probe:
         recipe = recipe.with_unvalidated_values(
-            FITTED_HEAD_VALUES | _linear_head_values(parent, recipe, is_frozen=True)
+            FITTED_HEAD_VALUES | _linear_head_objective_values(parent, recipe, is_frozen=True)
         )
         return apply_settings(recipe, source, name, settings)
     return apply_settings(
-        with_dependent_values(recipe, chosen, table.n_rows, parent.is_published), source, name, settings
+        with_settings_dependent_values(recipe, chosen, table.n_rows, parent.is_published), source, name, settings
     )
 
 
@@ -200,7 +200,7 @@ def requests_gradient_training(settings: Sequence[Setting]) -> bool:
     )
 
 
-def _linear_head_values(parent: ParentRun, recipe: Recipe, is_frozen: bool) -> dict[str, object]:
+def _linear_head_objective_values(parent: ParentRun, recipe: Recipe, is_frozen: bool) -> dict[str, object]:
     """Returns the values of a linear head on the vector of a text: the vector that the model was trained to give, the
     last state of a frozen decoder, or else the mean."""
     gives_one = isinstance(parent.recipe.objective, Classification | Embedding)
@@ -208,7 +208,7 @@ def _linear_head_values(parent: ParentRun, recipe: Recipe, is_frozen: bool) -> d
     return {"objective.dense": "none", "objective.dropout": 0.0} | ({} if gives_one else {"objective.pool": "mean"})
 
 
-def _should_train_contrastively(recipe: Recipe, table: TableProperties, settings: Sequence[Setting]) -> bool:
+def _should_train_classifier_contrastively(recipe: Recipe, table: TableProperties, settings: Sequence[Setting]) -> bool:
     """Returns whether training is contrastive: if a setting says so, or if an encoder gets few rows of a class and no
     setting is for another head or for validations."""
     named = [setting.value for setting in settings if setting.key == "objective.contrastive"]
@@ -228,7 +228,7 @@ def _should_train_contrastively(recipe: Recipe, table: TableProperties, settings
     )
 
 
-def _is_linear_probe(recipe: Recipe, settings: Sequence[Setting]) -> bool:
+def _should_fit_probe_by_lbfgs(recipe: Recipe, settings: Sequence[Setting]) -> bool:
     """Returns whether a linear head on a frozen body is fitted to convergence; settings may ask for gradients."""
     head, tuning = recipe.objective, recipe.tuning
     return (
@@ -245,8 +245,8 @@ def _is_linear_probe(recipe: Recipe, settings: Sequence[Setting]) -> bool:
 def make_table_recipe(parent: ParentRun, table: TableProperties) -> Recipe:
     """Makes the recipe that fine-tunes a run on tables: its model and tokenizer, and default values for the rest.
 
-    `with_dependent_values` sets those that depend on others. ELMo is frozen, and a task learns its scalar mix of layers
-    (Peters et al. 2018). An averaging model is trained as before.
+    `with_settings_dependent_values` sets those that depend on others. ELMo is frozen, and a task learns its scalar
+    mix of layers (Peters et al. 2018). An averaging model is trained as before.
     Raises UsageError for a model that cannot generate targets.
     """
     base, n_rows, is_published = parent.recipe, table.n_rows, parent.is_published
@@ -284,7 +284,9 @@ def make_table_recipe(parent: ParentRun, table: TableProperties) -> Recipe:
     return recipe
 
 
-def with_dependent_values(recipe: Recipe, recipe_with_settings: Recipe, n_rows: int, is_published: bool) -> Recipe:
+def with_settings_dependent_values(
+    recipe: Recipe, recipe_with_settings: Recipe, n_rows: int, is_published: bool
+) -> Recipe:
     """Returns the recipe with the values that depend on the user's settings: learning rate, warm-up, validations.
 
     recipe_with_settings: the recipe with these settings. n_rows, is_published: see `TableProperties` and

@@ -28,7 +28,7 @@ def spec_kind(spec: type[Spec]) -> str:
     return str(names[0]) if len(names) == 1 else ""
 
 
-def choose_spec(field: FieldInfo, value: object) -> type[Spec] | None:
+def choose_spec_or_default(field: FieldInfo, value: object) -> type[Spec] | None:
     """Returns the spec of the kind in `value`, else of the default kind; None if there is neither."""
     options = specs_by_kind(field)
     if len(options) == 1:
@@ -66,7 +66,7 @@ def get_value_or_default(tree: Any, path: KeyPath) -> Any:
         written = isinstance(tree, Mapping) and step in tree
         if specs_by_kind(field):
             tree = tree[step] if written else None
-            spec = choose_spec(field, tree)
+            spec = choose_spec_or_default(field, tree)
         else:
             tree = tree[step] if written else None if field.is_required() else field.default
             spec = None

@@ -26,14 +26,14 @@ from lmtool.recipe.document import (
     Origin,
     YamlDocument,
     dotted_key,
-    format_value,
-    parse_scalar,
-    parse_yaml,
+    format_value_for_message,
+    parse_plain_scalar,
+    parse_yaml_collecting_mistakes,
     shorten,
 )
 from lmtool.recipe.dump import iterate_values
 from lmtool.recipe.grammar import (
-    choose_spec,
+    choose_spec_or_default,
     did_you_mean,
     find_nearest,
     get_value_or_default,
@@ -109,7 +109,7 @@ def find_recipe(name: str | Path) -> Path:
         if path.is_file():
             return path
         if path.is_dir():
-            what = f"{format_value(str(name))} is a folder, not a recipe"
+            what = f"{format_value_for_message(str(name))} is a folder, not a recipe"
             raise UsageError(what, fix="give a YAML file or a shipped recipe")
         beside = {file.stem: file for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")}
     except OSError:  # a folder that is missing or not readable, or a name too long for a file
@@ -118,7 +118,9 @@ def find_recipe(name: str | Path) -> Path:
     files = [shorten(str(beside[file]), 200) for file in get_close_matches(path.stem, beside, n=2)]
     fix = f"did you mean {join_with_or(alike + files)}?" if alike or files else "give one of these, or a YAML file"
     raise UsageError(
-        f"there is no recipe {format_value(str(name))}", where=f"shipped recipes: {', '.join(known)}", fix=fix
+        f"there is no recipe {format_value_for_message(str(name))}",
+        where=f"shipped recipes: {', '.join(known)}",
+        fix=fix,
     )
 
 
@@ -128,7 +130,7 @@ Assignments = Sequence[str | Setting]
 
 def parse_settings(overrides: Assignments, flags: Sequence[Setting] = ()) -> list[Setting]:
     """Parses `KEY=VALUE` texts, of which a mapping sets each of its keys; appends `flags`."""
-    parsed = (_parse_setting(one) if isinstance(one, str) else [one] for one in overrides)
+    parsed = (_parse_setting_or_mistake(one) if isinstance(one, str) else [one] for one in overrides)
     return [*chain.from_iterable(parsed), *flags]
 
 
@@ -191,7 +193,7 @@ def _read_recipe_file(name: str | Path) -> tuple[Path, str, YamlDocument]:
 @lru_cache(maxsize=8)
 def _parse_file(text: str, source: str) -> YamlDocument:
     """Caches the document, because a command resolves a recipe before and after it knows its data."""
-    return parse_yaml(text, source)
+    return parse_yaml_collecting_mistakes(text, source)
 
 
 def apply_settings(recipe: Recipe, source: str, name: str, settings: Sequence[Setting]) -> ResolvedRecipe:
@@ -206,7 +208,7 @@ def _resolve_document(
     editor = _RecipeEditor(document.value, document.origins, source)
     editor.apply_as_recipe_values(inferred)
     for setting in settings:
-        editor.apply_setting(setting)
+        editor.apply_setting_or_record_mistake(setting)
     _fill_default_kinds(editor.tree, Recipe)
     recipe, mistakes = validate(editor.tree, editor.nearest_origin, Recipe)
     mistakes += document.mistakes + editor.mistakes
@@ -266,14 +268,14 @@ class _RecipeEditor:
         self._written |= self._overrides
         self._overrides.clear()
 
-    def apply_setting(self, setting: Setting) -> None:
+    def apply_setting_or_record_mistake(self, setting: Setting) -> None:
         """Applies a setting of the command line, or records its mistake."""
         path, value, origin = tuple(setting.key.split(".")), setting.value, Origin(setting.flag)
         mistake = setting.mistake
         if setting.adds:
             before = get_value_or_default(self.tree, path)
             if isinstance(before, bool) or not isinstance(before, int | float):
-                mistake = f"{setting.key}: +{value} adds to a number, and this is {format_value(before)}"
+                mistake = f"{setting.key}: +{value} adds to a number, and this is {format_value_for_message(before)}"
             else:
                 assert isinstance(value, int | float)
                 value += before
@@ -311,7 +313,7 @@ class _RecipeEditor:
         self._overrides[path] = origin
 
 
-def _parse_setting(argument: str) -> Iterator[Setting]:
+def _parse_setting_or_mistake(argument: str) -> Iterator[Setting]:
     """Yields the settings of a `KEY=VALUE` text."""
     flag = f"-s {shorten(argument)}"
     key, equals, text = argument.partition("=")
@@ -328,12 +330,12 @@ def _parse_setting(argument: str) -> Iterator[Setting]:
         yield Setting(key, None, flag, mistake=f"unknown key{_format_suggestion_for_unknown_key(path)}")
     elif needs_no_quotes and not (accepts_null and text.strip() == "null"):
         # only a list or quoted text is YAML here: `ROMEO:` is not a mapping
-        document = parse_yaml(text, "") if text.startswith(("[", '"', "'")) else YamlDocument()
+        document = parse_yaml_collecting_mistakes(text, "") if text.startswith(("[", '"', "'")) else YamlDocument()
         is_yaml = not document.mistakes and isinstance(document.value, str | list)
         yield Setting(key, document.value if is_yaml else text, flag)
-    elif _RELATIVE.fullmatch(text.strip()) and isinstance(addend := parse_scalar(text.strip()), int | float):
+    elif _RELATIVE.fullmatch(text.strip()) and isinstance(addend := parse_plain_scalar(text.strip()), int | float):
         yield Setting(key, addend, flag, adds=True)
-    elif mistakes := (document := parse_yaml(text, flag)).mistakes:
+    elif mistakes := (document := parse_yaml_collecting_mistakes(text, flag)).mistakes:
         yield from (Setting(key, None, flag, mistake=mistake.what) for mistake in mistakes)
     else:
         yield from _split_setting(path, document.value, flag)
@@ -370,7 +372,7 @@ def _fill_default_kinds(tree: object, spec: type[Spec]) -> None:
     if not isinstance(tree, dict):
         return
     for name, field in spec.model_fields.items():
-        part = choose_spec(field, tree.get(name)) if specs_by_kind(field) else None
+        part = choose_spec_or_default(field, tree.get(name)) if specs_by_kind(field) else None
         if part is None or not isinstance(tree.get(name), dict):
             continue
         if len(specs_by_kind(field)) > 1:

@@ -139,7 +139,7 @@ def resolve_default_recipe(settings: Sequence[Setting], text: TextStatistics | N
     if text.is_closed:
         reason = f"{100 * text.new_words:.2g} % of the words in its last tenth are new"
         lines = [f"vocabulary: closed, {reason}; recipe {CLOSED_VOCAB_RECIPE} (-r)"]
-        name, choices = CLOSED_VOCAB_RECIPE, infer_closed_vocab_choices(is_decoder, text.is_streamed)
+        name, choices = CLOSED_VOCAB_RECIPE, infer_closed_vocab_text_choices(is_decoder, text.is_streamed)
     else:
         name, lines, choices = DEFAULT_RECIPE, [], infer_choices(text, width, is_decoder)
     inferred = [choice for choice in choices if not choice.is_overridden(keys)]
@@ -201,7 +201,7 @@ def _choose_length(minutes: float, passes: int, is_streamed: bool) -> InferredCh
     return InferredChoice("length", reason, values, frozenset(LENGTH_KEYS))
 
 
-def infer_closed_vocab_choices(is_decoder: bool = True, is_streamed: bool = False) -> list[InferredChoice]:
+def infer_closed_vocab_text_choices(is_decoder: bool = True, is_streamed: bool = False) -> list[InferredChoice]:
     """Returns the changes of the recipe for a closed vocabulary, so that two minutes are enough.
 
     is_decoder: whether the model can have embeddings of n-grams. is_streamed: whether the text is streamed.

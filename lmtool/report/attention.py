@@ -36,24 +36,24 @@ def render_attention_page(
     attention: TextAttention,
     attribution: WordAttribution | None = None,
     *,
-    kind: AttentionKind | None = None,
-    layer: int = -1,
-    head: int | None = None,
+    initial_kind: AttentionKind | None = None,
+    initial_layer: int = -1,
+    initial_head: int | None = None,
 ) -> str:
     """Renders a page with every weight: one head as a heat map and as linked words, and small maps of all heads.
 
-    attribution: of a classifier, shown as a table. kind, layer, head: what the page shows first.
+    attribution: of a classifier, shown as a table. kind, initial_layer, initial_head: what the page shows first.
     Raises UsageError if these do not exist, and for a text that is too long for a page.
     """
     n_weights = sum(part.weights_LNTS.size for part in attention.parts)
     if n_weights > MAX_PAGE_WEIGHTS:
         what = f"a page of {n_weights:,} weights is too large; {MAX_PAGE_WEIGHTS:,} fit"
         raise UsageError(what, fix="write them with --npz FILE, or shorten the text")
-    first = attention.part(kind)
-    first.head(layer, head)
+    first = attention.part(initial_kind)
+    first.head(initial_layer, initial_head)
     n_layers, n_heads = first.weights_LNTS.shape[:2]
-    shown = -1 if head is None else head % n_heads
-    start = {"part": attention.parts.index(first), "layer": layer % n_layers, "head": shown}
+    shown = -1 if initial_head is None else initial_head % n_heads
+    start = {"part": attention.parts.index(first), "layer": initial_layer % n_layers, "head": shown}
     data = {"parts": [_pack_weights_as_base64(part) for part in attention.parts], "start": start}
     sections = [Section("Weights", Markup("\n").join((render("attention.html"), embed_json("attention-data", data))))]
     if attribution is not None:

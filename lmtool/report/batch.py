@@ -68,7 +68,7 @@ def collate_batch_of_step(
 
     texts: documents to read in place of the training text. Raises the errors of reading data.
     """
-    recipe, data, *_ = plan.read_data(report)
+    recipe, data, *_ = plan.read_data_teacher_and_features(report)
     tokenizer = data.prompt_format.tokenizer
     counts = torch.from_numpy(data.count_training_tokens_per_id()) if recipe.model.reads == "words" else None
     objective = build_objective(recipe, tokenizer, counts)
@@ -80,7 +80,7 @@ def collate_batch_of_step(
         with _temporary_windows(texts, recipe, data, objective) as windows:
             examples = windows.read(samples)
     else:
-        examples = data.make_examples(objective).read(samples)
+        examples = data.make_training_examples(objective).read(samples)
     batch = read = objective.collate(examples, (step - 1) / recipe.training.steps)
     if batch.draws_BT is not None:
         lm, _ = build_for_training(recipe, tokenizer, CPU, data.initialize_from_data_, base=plan.base)

@@ -26,7 +26,7 @@ from lmtool.report.charts import HeatMap, Line, LineChart
 from lmtool.report.numbers import format_number
 from lmtool.report.page import Section, TableCell, figure, page, table
 from lmtool.report.terminal import plot_lines, shade_matrix
-from lmtool.tokenization.tokenizer import resolve_vocab_size
+from lmtool.tokenization.tokenizer import resolve_recipe_embedding_rows
 from lmtool.training.cost.summary import ModelPart, default_prefix_length, make_layer_mask, summarize_model
 
 ASSUMED_VOCAB_SIZE = 128
@@ -70,7 +70,7 @@ class PositionDescription(NamedTuple):
     chart: LineChart | None = None
 
 
-class ModelDrawing(NamedTuple):
+class ModelDrawingData(NamedTuple):
     """The model of a recipe. context: length of the row that FLOPs are counted for. notes: assumptions."""
 
     title: str
@@ -81,10 +81,10 @@ class ModelDrawing(NamedTuple):
     signal: PositionDescription
 
 
-def draw_model(recipe: Recipe, name: str) -> ModelDrawing:
+def draw_model(recipe: Recipe, name: str) -> ModelDrawingData:
     """Draws the model of a recipe. Raises RecipeError for one that no machine holds, and as `Tokenizer.load` does."""
     notes = []
-    vocab_size, spec = resolve_vocab_size(recipe), recipe.model
+    vocab_size, spec = resolve_recipe_embedding_rows(recipe), recipe.model
     if vocab_size is None:
         vocab_size = ASSUMED_VOCAB_SIZE
         notes.append(f"the vocabulary depends on the text; {vocab_size} are assumed, -s model.vocab_size=N changes it")
@@ -98,7 +98,7 @@ def draw_model(recipe: Recipe, name: str) -> ModelDrawing:
         notes.append("of a row the first half is the prefix")
     title, tree = f"{printable(name)}: {spec.title}", summarize_model(spec, vocab_size, spec.context)
     masks = list(draw_masks(recipe, _make_example_row(recipe)))
-    return ModelDrawing(title, tree, spec.context, notes, masks, _describe_positions(recipe))
+    return ModelDrawingData(title, tree, spec.context, notes, masks, _describe_positions(recipe))
 
 
 def _make_example_row(recipe: Recipe) -> Batch:
@@ -267,7 +267,7 @@ class ModelTreeRow(NamedTuple):
     share: float
 
 
-def list_tree_rows(drawing: ModelDrawing) -> Iterator[ModelTreeRow]:
+def list_tree_rows(drawing: ModelDrawingData) -> Iterator[ModelTreeRow]:
     """Yields the parts of the tree, each before its own parts."""
 
     def visit(part: ModelPart, before: str, below: str) -> Iterator[ModelTreeRow]:
@@ -282,7 +282,7 @@ def list_tree_rows(drawing: ModelDrawing) -> Iterator[ModelTreeRow]:
     return visit(drawing.tree, "", "")
 
 
-def format_model_lines(drawing: ModelDrawing, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
+def format_model_lines(drawing: ModelDrawingData, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
     """Formats the drawing as lines of text; plots are as wide as `width`."""
     rows = [("part", "shape", "parameters", "FLOPs/token", "share")]
     rows += [
@@ -309,7 +309,7 @@ def format_masks(masks: Sequence[MaskPicture], ascii_only: bool) -> Iterator[str
         yield from shade_matrix(mask.shares, ascii_only=ascii_only)
 
 
-def _describe_flops(drawing: ModelDrawing) -> str:
+def _describe_flops(drawing: ModelDrawingData) -> str:
     rows = f"FLOPs are those of matrix products in a row of {drawing.context:,} tokens"
     return f"{rows}; below N x are the numbers of one copy"
 
@@ -318,7 +318,7 @@ def _describe_cell(mask: MaskPicture) -> str:
     return f"; a cell is {mask.cell} x {mask.cell} positions" if mask.cell > 1 else ""
 
 
-def render_model_page(drawing: ModelDrawing) -> str:
+def render_model_page(drawing: ModelDrawingData) -> str:
     """Renders the drawing as a complete HTML page."""
     columns = ["part", "shape", "parameters", "FLOPs per token", "share of parameters, %"]
     rows: list[list[TableCell]] = [

@@ -33,7 +33,7 @@ def _to_log_points(norms: Sequence[float | None]) -> list[Point]:
     return [(k, math.log10(norm)) for k, norm in enumerate(norms) if norm]
 
 
-class CurvesByStep(NamedTuple):
+class ChartAndTable(NamedTuple):
     """Measurements at each step, as a chart and as numbers.
 
     heading: that of the picture on a page. caption: text below the picture, or below the numbers in a terminal.
@@ -48,7 +48,7 @@ class CurvesByStep(NamedTuple):
     rows: list[list[TableCell]]
 
 
-def plot_gradient_flow(flows: Mapping[str, GradientFlow]) -> CurvesByStep:
+def plot_gradient_flow_through_time(flows: Mapping[str, GradientFlow]) -> ChartAndTable:
     """Returns the norms of gradients over the steps back.
 
     flows: of one text, by the name of each run; of several runs that name stands before the states.
@@ -61,7 +61,7 @@ def plot_gradient_flow(flows: Mapping[str, GradientFlow]) -> CurvesByStep:
     }
     losses = " and ".join(f"{one.gradient.loss:.4f}" for one in flows.values())
     lines = [Line(name, _to_log_points(of_states), colour) for colour, (name, of_states) in enumerate(norms.items())]
-    return CurvesByStep(
+    return ChartAndTable(
         f"gradients of the loss of {flow.target!r}, {losses} nats",
         "How far back gradients reach",
         LineChart(lines, x=X, y=Y, label="Gradient norm by steps back"),
@@ -77,12 +77,12 @@ def plot_gradient_flow(flows: Mapping[str, GradientFlow]) -> CurvesByStep:
     )
 
 
-def plot_contraction(contraction: StateContraction) -> CurvesByStep:
+def plot_contraction(contraction: StateContraction) -> ChartAndTable:
     """Returns the distance of two states over the tokens that they read."""
     tokens, distances, rate, bounds, largest = contraction
     lines = [Line("measured", _to_log_points(distances)), Line("λ^t", _to_log_points(bounds), 1, dashed=True)]
     pieces = ["", *map(repr, tokens)]
-    return CurvesByStep(
+    return ChartAndTable(
         f"two states that read the same text, λ = {rate:.4f} a step",
         "How fast the first state is forgotten",
         LineChart(lines, x="step", y="log10 of the distance", label="Distance of two states by step"),
@@ -96,7 +96,7 @@ def plot_contraction(contraction: StateContraction) -> CurvesByStep:
 
 
 def format_curve_lines(
-    curves: CurvesByStep, loaded: LoadedModel, width: int, *, ascii_only: bool = False
+    curves: ChartAndTable, loaded: LoadedModel, width: int, *, ascii_only: bool = False
 ) -> Iterator[str | Text]:
     """Formats the chart and its numbers as lines of text. loaded: the model that was measured."""
     chart = curves.chart
@@ -113,7 +113,7 @@ def format_curve_lines(
     yield from ("", *wrap(curves.caption, width))
 
 
-def render_curves_page(curves: CurvesByStep, loaded: LoadedModel) -> str:
+def render_curves_page(curves: ChartAndTable, loaded: LoadedModel) -> str:
     """Renders the chart as a complete HTML page."""
     numbers = table(curves.columns, curves.rows)
     section = Section(curves.heading, figure(curves.chart.page_svg(), curves.caption, numbers))
@@ -121,10 +121,12 @@ def render_curves_page(curves: CurvesByStep, loaded: LoadedModel) -> str:
     return page(printable(f"{loaded.model.description}: {curves.title}"), [section], lead=lead)
 
 
-def render_gradient_figure(norms_by_step: Mapping[int, Mapping[str, Sequence[float | None]]], html_name: str) -> Markup:
+def render_gradient_figure(
+    norms_by_step: Mapping[int, Mapping[str, Sequence[float | None]]], radio_group_name: str
+) -> Markup:
     """Renders the norms of some validations, in a panel for each kind of state.
 
-    norms_by_step: norms by kind, for each step. html_name: unique on the page.
+    norms_by_step: norms by kind, for each step. radio_group_name: unique on the page.
     """
     steps = list(norms_by_step)
     last = len(steps) - 1
@@ -141,4 +143,4 @@ def render_gradient_figure(norms_by_step: Mapping[int, Mapping[str, Sequence[flo
     rows = [[step, kind, k, norm] for step, kind, of_kind in norms for k, norm in enumerate(of_kind)]
     caption = "Norm of the gradient of one validation loss in the states that many steps before the prediction."
     numbers = table(["step", "states", X, "norm"], rows)
-    return figure(switchable_panels(html_name, panels), caption, numbers)
+    return figure(switchable_panels(radio_group_name, panels), caption, numbers)

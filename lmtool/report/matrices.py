@@ -12,7 +12,7 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model import build
 from lmtool.model.layers.attention import AttentionOp, SelfAttention
-from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward, InputEmbeddings, apply_activation
+from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward, InputEmbeddings, apply_plain_or_gated_activation
 from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.layers.positions import LearnedPositions, SinusoidalPositions, build_position_embedding
 from lmtool.model.size import check_fits_memory
@@ -86,7 +86,7 @@ def _compute_feed_forward_steps(network: FeedForward, x_TD: Tensor) -> list[tupl
     """Returns the steps of a feed-forward network. Positions are columns, so that lines are short for any width."""
     outputs = network.up.split_outputs(x_TD)
     weights = torch.split(network.up.weight.detach(), list(network.up.widths))
-    inner_TF = apply_activation(torch.cat(outputs, -1), network.activation)
+    inner_TF = apply_plain_or_gated_activation(torch.cat(outputs, -1), network.activation)
     is_gated = len(outputs) > 1
     inner = f"{GATE_ACTIVATIONS[network.activation]}(H) * G" if is_gated else f"{network.activation}(H)"
     return [

@@ -79,7 +79,7 @@ def is_lmtool_page(path: Path, heading: str) -> bool:
 def check_page_is_replaceable(path: Path, heading: str) -> None:
     """Raises UsageError for a file that exists, unless it is a page of lmtool with such a section."""
     if not is_lmtool_page(path, heading):
-        durable.check_path_is_free(path)
+        durable.check_path_does_not_exist(path)
 
 
 def render(template: str, /, **values: object) -> Markup:

@@ -39,7 +39,7 @@ def shard_file_names(name: str, n: int) -> tuple[str, ...]:
     return (name,) if n == 1 else tuple(f"{stem}-{i}-of-{n}{dot}{kind}" for i in range(1, n + 1))
 
 
-class Peers(Protocol):
+class CheckpointProcessGroup(Protocol):
     """The group of processes that write or verify a checkpoint together."""
 
     @property
@@ -133,12 +133,12 @@ class Checkpoint:
         self._verify_file(STATE_FILE)
         return _read_json(self.path / STATE_FILE)[1]
 
-    def _load_tensors(self, names: Iterable[str]) -> "SavedTensors":
+    def _load_tensors(self, file_names: Iterable[str]) -> "SavedTensors":
         from lmtool.runs.tensors import SavedTensors
 
-        for name in names:
+        for name in file_names:
             self._verify_file(name)
-        return SavedTensors([self.path / name for name in names])
+        return SavedTensors([self.path / name for name in file_names])
 
     def _verify_file(self, name: str) -> None:
         if name not in self.verified:
@@ -190,7 +190,7 @@ def open_checkpoint_checking_sizes(path: Path) -> Checkpoint:
 
 
 def open_and_verify_checkpoint(
-    path: Path, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+    path: Path, *, verify_optimizer: bool = True, peers: CheckpointProcessGroup = SINGLE_PROCESS
 ) -> Checkpoint:
     """Verifies sizes and digests of all files of a checkpoint; the optimizer's digests only if requested.
 
@@ -216,7 +216,7 @@ def open_and_verify_checkpoint(
 
 
 def find_newest_valid_checkpoint(
-    folder: Path, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+    folder: Path, *, verify_optimizer: bool = True, peers: CheckpointProcessGroup = SINGLE_PROCESS
 ) -> CheckpointWithWarnings:
     """Returns the newest checkpoint that `open_and_verify_checkpoint` accepts, and a warning for each newer one.
 

@@ -26,22 +26,22 @@ def create_run(folder: Path | None, info: RunInfo, files: Mapping[str, bytes], r
     """Creates and locks a run in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
 
     info: see `RunInfo.create`. files: content of recipe.yaml and the files of the tokenizer, by name.
-    replace_aborted: see `check_output_folder`, which says what is raised.
+    replace_aborted: see `check_output_free_and_writable`, which says what is raised.
     """
-    check_output_folder(folder, replace_aborted)
+    check_output_free_and_writable(folder, replace_aborted)
     path = folder or make_run_path(info.recipe)
     with durable.convert_write_errors(path, CANNOT_WRITE_OUTPUT):
         path.mkdir(parents=True, exist_ok=folder is not None)
         lock = RunLock(path)
     try:
         with durable.convert_write_errors(path, CANNOT_WRITE_OUTPUT):
-            if replace_aborted and _is_aborted_run(path):
+            if replace_aborted and _is_run_without_checkpoint(path):
                 for name in RUN_FILES:  # run.json first, so that the rest does not look like a run
                     durable.remove_file_or_tree(path / name)
                 durable.sync_directory(path)
-            _check_is_unused(path, replace_aborted, holds_lock=True)
+            _check_holds_no_run_files(path, replace_aborted, holds_lock=True)
             for file, content in files.items():
-                durable.write_new_file(path / file, content)
+                durable.write_and_sync_new_file(path / file, content)
             (path / CHECKPOINTS).mkdir()
             durable.replace_file(path / RUN_INFO_FILE, info.to_json_bytes())
             durable.sync_directory(path.absolute().parent)
@@ -51,7 +51,7 @@ def create_run(folder: Path | None, info: RunInfo, files: Mapping[str, bytes], r
     return Run(path, info, lock)
 
 
-def check_output_folder(folder: Path | None, replace_aborted: bool = False) -> None:
+def check_output_free_and_writable(folder: Path | None, replace_aborted: bool = False) -> None:
     """Raises the errors of `create_run` before minutes of data preparation.
 
     replace_aborted: a run that ended before its first checkpoint may be in `folder`; `create_run` removes it.
@@ -59,8 +59,8 @@ def check_output_folder(folder: Path | None, replace_aborted: bool = False) -> N
     has begun one there; ResourceError when it (or `runs_root()`) cannot be written.
     """
     path = folder or runs_root()
-    if folder is not None and (not (replace_aborted and _is_aborted_run(folder)) or is_run_locked(folder)):
-        _check_is_unused(folder, replace_aborted, holds_lock=False)
+    if folder is not None and (not (replace_aborted and _is_run_without_checkpoint(folder)) or is_run_locked(folder)):
+        _check_holds_no_run_files(folder, replace_aborted, holds_lock=False)
     nearest = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
     with (
         durable.convert_write_errors(path, CANNOT_WRITE_OUTPUT),
@@ -91,7 +91,7 @@ def _shorten_recipe_name(name: str) -> str:
     return (fits[-1] if fits else "".join(words[:1])[:MAX_NAME_CHARACTERS]).strip(".") or "run"
 
 
-def _check_is_unused(folder: Path, replace_aborted: bool, holds_lock: bool) -> None:
+def _check_holds_no_run_files(folder: Path, replace_aborted: bool, holds_lock: bool) -> None:
     """Raises an error if the folder holds a run. holds_lock: whether this process holds the lock."""
     if (name := next((name for name in RUN_FILES if os.path.lexists(folder / name)), None)) is None:
         return
@@ -108,7 +108,7 @@ def has_checkpoint(folder: Path) -> bool:
     return os.path.lexists(folder / RUN_INFO_FILE) and bool(checkpoints.list_checkpoints(folder / CHECKPOINTS))
 
 
-def _is_aborted_run(folder: Path) -> bool:
+def _is_run_without_checkpoint(folder: Path) -> bool:
     """Returns whether a folder holds a run whose session ended before its first checkpoint."""
     try:
         entries = os.listdir(folder / CHECKPOINTS)

@@ -17,12 +17,18 @@ from typing import Any, Literal, Self
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.runs import checkpoint as checkpoints
 from lmtool.runs import files, saving
-from lmtool.runs.checkpoint import MANIFEST_FILE, SINGLE_PROCESS, Checkpoint, CheckpointWithWarnings, Peers
+from lmtool.runs.checkpoint import (
+    MANIFEST_FILE,
+    SINGLE_PROCESS,
+    Checkpoint,
+    CheckpointProcessGroup,
+    CheckpointWithWarnings,
+)
 from lmtool.runs.files import (
     MAX_ROW_FILE_BYTES,
-    InterruptedValidation,
     RunInfo,
     Session,
+    ValidationAtInterruption,
     ValidationState,
     current_time,
     read_optional_json_file,
@@ -157,7 +163,7 @@ class Run:
             for old, new, name in copied:
                 if (old / name).exists():
                     with durable.open_regular_file(old / name) as file:
-                        durable.write_new_file(new / name, iter(partial(file.read, _COPY_BYTES), b""))
+                        durable.write_and_sync_new_file(new / name, iter(partial(file.read, _COPY_BYTES), b""))
                     durable.sync_directory(new)
 
     def lock(self) -> None:
@@ -189,7 +195,7 @@ class Run:
         Removes later records of metrics and samples, renames later checkpoints to step-....aside-1, removes the test
         scores of an earlier session, because another checkpoint may become the best.
         command: as typed. environment: see `describe_environment`.
-        validated: see `save_validation_and_prune`.
+        validated: see `record_validation_and_prune_checkpoints`.
         is_validation_pending: whether the step is still to be validated and logged.
         Returns a line for each kind of damage in the logs.
         Raises ResourceError when the directory cannot be written.
@@ -226,7 +232,7 @@ class Run:
         self.metrics.sync()
         self.samples.sync()
 
-    def save_validation_and_prune(
+    def record_validation_and_prune_checkpoints(
         self, validated: ValidationState, keep_last: int | None = None, interrupted_step: int | None = None
     ) -> None:
         """Saves the result of the validation after a checkpoint.
@@ -253,7 +259,7 @@ class Run:
 
     @property
     def last_validation(self) -> ValidationState | None:
-        """Returns the last result of `save_validation_and_prune`; None before any validation.
+        """Returns the last result of `record_validation_and_prune_checkpoints`; None before any validation.
 
         Raises CheckpointError when the file is damaged.
         """
@@ -269,7 +275,7 @@ class Run:
         with self._convert_write_errors_under_lock():
             durable.replace_file(self.recipe_path, recipe.encode())
 
-    def end_session(
+    def record_session_end(
         self, outcome: Literal["finished", "stopped"], validation: Mapping[str, object] | None = None
     ) -> None:
         """Ends the session: finished after all steps or early stopping, else stopped.
@@ -282,7 +288,7 @@ class Run:
         *earlier, session = self.info.sessions
         ended: dict[str, object] = {"ended": current_time(), "outcome": outcome}
         if validation is not None:
-            ended["validation"] = InterruptedValidation.model_validate(dict(validation))
+            ended["validation"] = ValidationAtInterruption.model_validate(dict(validation))
         with self._convert_write_errors_under_lock():
             (self.path / REPORT).unlink(missing_ok=True)
             sessions = [*earlier, session.model_copy(update=ended)]
@@ -293,7 +299,7 @@ class Run:
         snapshot: saving.CheckpointContent,
         keep_last: int,
         interrupted_step: int | None = None,
-        peers: Peers = SINGLE_PROCESS,
+        peers: CheckpointProcessGroup = SINGLE_PROCESS,
     ) -> Checkpoint:
         """Saves a checkpoint of this run, whose step has to be logged before; see `saving.save_checkpoint`."""
         try:
@@ -305,7 +311,7 @@ class Run:
         return saving.save_checkpoint(self.path / CHECKPOINTS, snapshot, keep_last, interrupted_step, peers)
 
     def find_newest_checkpoint(
-        self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+        self, *, verify_optimizer: bool = True, peers: CheckpointProcessGroup = SINGLE_PROCESS
     ) -> CheckpointWithWarnings:
         """Returns the checkpoint to resume from, with warnings about damaged ones: `find_newest_valid_checkpoint`."""
         return checkpoints.find_newest_valid_checkpoint(
@@ -348,8 +354,8 @@ class Run:
         )
 
     @property
-    def interrupted_validation(self) -> InterruptedValidation | None:
-        """Returns the validation that the last session passed to `end_session`; None if there is none."""
+    def interrupted_validation(self) -> ValidationAtInterruption | None:
+        """Returns the validation that the last session passed to `record_session_end`; None if there is none."""
         return self.info.sessions[-1].validation if self.info.sessions else None
 
     @property
@@ -365,7 +371,7 @@ class Run:
                 return checkpoints.open_checkpoint_checking_sizes(path).best_step
         return None
 
-    def find_best_checkpoint(self, peers: Peers = SINGLE_PROCESS) -> CheckpointWithWarnings:
+    def find_best_or_newest_checkpoint(self, peers: CheckpointProcessGroup = SINGLE_PROCESS) -> CheckpointWithWarnings:
         """Returns the checkpoint of the best validation, or the newest complete one with a warning if that is damaged.
 
         Before any validation, the newest is the best. The optimizer's tensors are not verified. peers: see

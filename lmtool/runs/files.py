@@ -75,7 +75,7 @@ class DataDescription(JsonModel):
     features: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class InterruptedValidation(JsonModel, extra="allow"):
+class ValidationAtInterruption(JsonModel, extra="allow"):
     """The validation of the last step of an interrupted session."""
 
     __pydantic_extra__: dict[str, FiniteNumber]
@@ -95,7 +95,7 @@ class Session(JsonModel):
     environment: dict[str, str | int | float | None]
     ended: Timestamp | None = None
     outcome: Literal["finished", "stopped"] | None
-    validation: InterruptedValidation | None = None
+    validation: ValidationAtInterruption | None = None
 
 
 class RunInfo(ChecksummedModel):
@@ -170,7 +170,7 @@ class StreamPosition(JsonModel):
     """Where a streamed text goes on: at a block.
 
     block: its number.
-    turn, unit, chunk: where it begins; see `lmtool.data.streaming.BlockPosition`.
+    turn, unit, chunk: where it begins; see `lmtool.data.streaming.BlockStart`.
     examples, documents: in the blocks before it.
     content: the checksum of its tokens.
     """
@@ -290,13 +290,13 @@ class CalibrationBin(JsonModel):
     rows: Count
 
 
-class Calibration(JsonModel):
+class CalibrationScores(JsonModel):
     """Calibration of the probabilities of predictions. before: without the temperature."""
 
     ece: float
     log_loss: float | None = None
     bins: list[CalibrationBin]
-    before: "Calibration | None" = None
+    before: "CalibrationScores | None" = None
 
 
 class TaskScores(JsonModel, extra="allow"):
@@ -313,7 +313,7 @@ class TaskScores(JsonModel, extra="allow"):
     classes: dict[str, ClassScores] = Field(default_factory=dict)
     entities: dict[str, ClassScores] = Field(default_factory=dict)
     confusion: list[list[Count]] = Field(default_factory=list)
-    calibration: Calibration | None = None
+    calibration: CalibrationScores | None = None
     mistakes: list[dict[str, Any]] = Field(default_factory=list)
     sentences: list[dict[str, Any]] = Field(default_factory=list)
     baseline: BaselineScores | None = None

@@ -14,21 +14,21 @@ from lmtool.runs.directory import CHECKPOINTS, Run
 from lmtool.runs.paths import RUN_INFO_FILE, list_runs, runs_root
 
 
-class FoundRun(NamedTuple):
+class RunAndCheckpointPath(NamedTuple):
     """A run that was named, and the directory of its checkpoint if one was named."""
 
     run: Run
     checkpoint_path: Path | None
 
 
-class ResumableRun(NamedTuple):
+class RunWithSkippedReasons(NamedTuple):
     """A run to resume, and why the runs started later were skipped."""
 
     run: Run
     skipped_reasons: list[str]
 
 
-def find_run(reference: str) -> FoundRun:
+def find_run(reference: str) -> RunAndCheckpointPath:
     """Finds the run that is named, and the directory of its checkpoint if one is named.
 
     reference: path of a run or checkpoint directory, name of a run, or `last`, the run that was started or resumed most
@@ -37,15 +37,15 @@ def find_run(reference: str) -> FoundRun:
     """
     folder = _find_run_directory_or_none(reference)
     if folder is not None:
-        return FoundRun(Run.open(folder), None)
+        return RunAndCheckpointPath(Run.open(folder), None)
     for pattern in (_AT_STEP, _STEP_FOLDER):
         match = pattern.fullmatch(reference.replace(os.sep, "/"))
         if match and (folder := _find_run_directory_or_none(match[1])) is not None:
             path = folder / CHECKPOINTS / checkpoints.step_folder_name(int(match[2]))
-            return FoundRun(Run.open(folder), _check_checkpoint_exists(path))
+            return RunAndCheckpointPath(Run.open(folder), _check_checkpoint_exists(path))
     resolved = Path(os.path.realpath(reference))
     if resolved.parent.name == CHECKPOINTS and os.path.exists(resolved.parent.parent / RUN_INFO_FILE):
-        return FoundRun(Run.open(resolved.parent.parent), _check_checkpoint_exists(resolved))
+        return RunAndCheckpointPath(Run.open(resolved.parent.parent), _check_checkpoint_exists(resolved))
     if os.path.isdir(reference):
         raise CheckpointError(
             f"this folder is not a run: it has no {RUN_INFO_FILE}", where=reference, fix="lmtool runs ls shows the runs"
@@ -53,19 +53,19 @@ def find_run(reference: str) -> FoundRun:
     raise _run_not_found_error(_AT_STEP.sub(r"\1", reference))
 
 
-def find_resumable_or_last_run(*, or_finished: bool) -> ResumableRun:
-    """Finds the run started last that was stopped and has a checkpoint, or with `or_finished` was finished.
+def find_resumable_or_last_run(*, include_finished: bool) -> RunWithSkippedReasons:
+    """Finds the run started last that was stopped and has a checkpoint, or with `include_finished` was finished.
 
     If there is none, returns the last finished run, or else the last run. Raises CheckpointError when there is no run.
     """
     runs = _open_runs_last_started_first()
     states = [run.state if _has_checkpoint_of_intact_size(run) else "without an intact checkpoint" for run in runs]
-    wanted = ("stopped", "finished") if or_finished else ("stopped",)
+    wanted = ("stopped", "finished") if include_finished else ("stopped",)
     taken = next((i for kinds in (wanted, ("finished",)) for i, state in enumerate(states) if state in kinds), 0)
     why = [f"{run.name} is {state}" for run, state in zip(runs[: min(taken, 2)], states, strict=False)]
     for state, n in Counter(states[2:taken]).items():
         why.append(f"{n:,} other newer {'run is' if n == 1 else 'runs are'} {state}")
-    return ResumableRun(runs[taken], why)
+    return RunWithSkippedReasons(runs[taken], why)
 
 
 def _has_checkpoint_of_intact_size(run: Run) -> bool:

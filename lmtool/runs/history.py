@@ -12,7 +12,7 @@ from lmtool.runs.directory import Run
 from lmtool.runs.listing import (
     MAIN_METRICS,
     Values,
-    collect_scores_by_test_set,
+    collect_best_checkpoint_test_scores,
     iterate_run_and_ancestors,
     main_metric,
     read_recipe_values,
@@ -131,10 +131,10 @@ class RunHistory:
         return next((record for record in self.records if record.get("step") == step), self.lowest_loss_validation)
 
     @cached_property
-    def scores_by_test_set(self) -> dict[str, dict[str, float]]:
+    def best_checkpoint_test_scores(self) -> dict[str, dict[str, float]]:
         """Returns the scores of the best checkpoint by test data, the main metric first."""
         tests = {}
-        for source, results in collect_scores_by_test_set(self.run).items():
+        for source, results in collect_best_checkpoint_test_scores(self.run).items():
             names = sorted(results, key=lambda name: (name not in MAIN_METRICS, name == "rows"))
             measured = {
                 name: results[name] for name in names if name != "step" and finite_number(results[name]) is not None
@@ -161,7 +161,7 @@ class RunHistory:
         counts = {"rows": n_tokens if fits else last.get("step", 0) * (batch_size or 0)} if is_table else {}
         counts["tokens"] = n_tokens
         return {
-            **({"test": self.scores_by_test_set} if self.scores_by_test_set else {}),
+            **({"test": self.best_checkpoint_test_scores} if self.best_checkpoint_test_scores else {}),
             "part": validation_part(self.recipe),
             "best_loss": None if best is None else best["valid_loss"],
             "best_step": chosen.get("step"),
@@ -183,7 +183,7 @@ def compare_summaries(histories: Sequence[RunHistory]) -> dict[str, list[object]
     tests = [
         {
             f"{source} {name.replace('_', ' ')}": value
-            for source, measured in history.scores_by_test_set.items()
+            for source, measured in history.best_checkpoint_test_scores.items()
             for name, value in measured.items()
         }
         for history in histories
@@ -215,7 +215,7 @@ def explain_indistinguishable_scores(
         chosen = history.best_checkpoint_record or {}
         validation = {**chosen, "loss": chosen.get("valid_loss"), "rows": history.n_valid_rows}
         for source, measured in {
-            **history.scores_by_test_set,
+            **history.best_checkpoint_test_scores,
             f"{validation_part(history.recipe)} rows": validation,
         }.items():
             metric, value = main_metric(measured)
@@ -238,11 +238,11 @@ def explain_indistinguishable_scores(
             lines.append(f"{board}: {rows} are too few to tell {best.run} from {', '.join(alike)}")
         elif others and standard_error(best.metric, best.value, best.rows) is None:
             lines.append(f"{board}: of {rows}; lmtool finetune --seeds 5 shows how far it varies")
-    has_tests = any(history.scores_by_test_set for history in histories)
+    has_tests = any(history.best_checkpoint_test_scores for history in histories)
     if (
         has_tests
         and not has_paired_comparison
-        and not set.intersection(*(set(h.scores_by_test_set) for h in histories))
+        and not set.intersection(*(set(h.best_checkpoint_test_scores) for h in histories))
     ):
         lines.append("the runs have no test figures of the same data: lmtool eval RUN FILE measures them")
     return lines

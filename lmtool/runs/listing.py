@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import RootModel
 
 from lmtool.errors import CheckpointError
-from lmtool.recipe.document import flatten_mapping, parse_yaml
+from lmtool.recipe.document import flatten_mapping, parse_yaml_collecting_mistakes
 from lmtool.recipe.load import MAX_RECIPE_BYTES
 from lmtool.runs import checkpoint as checkpoints
 from lmtool.runs.directory import CHECKPOINTS, EVALUATIONS, Run
@@ -57,7 +57,7 @@ class RunSummary:
         first validation.
     part: which of its own data it was measured on: "test", "validation" or, where nothing was held out,
         "cross-validation" or "held-out quarter"; before that is measured "training", without a value.
-    test: plain numbers of `collect_scores_by_test_set`.
+    test: plain numbers of `collect_best_checkpoint_test_scores`.
     rows: of a table that it was measured on;
     standard_error: of the value on so many, None where it does not follow from it.
     started: when it was last started or resumed, ISO 8601 in UTC.
@@ -117,7 +117,7 @@ def summarize_run(path: Path) -> RunSummary:
         results = [*measured, results][0]
         summary.test = {
             name: {key: value for key, value in figures.items() if key != "step" and _is_number(value)}
-            for name, figures in collect_scores_by_test_set(run).items()
+            for name, figures in collect_best_checkpoint_test_scores(run).items()
         }
         summary.part = results.get("part") or validation_part(read_recipe_values(run))
         # scores on training rows are no measure of a model
@@ -192,7 +192,7 @@ def _is_training_source(source: str, name: str) -> bool:
     return inside or fnmatch(os.path.basename(os.path.normpath(source)), os.path.basename(os.path.normpath(name)))
 
 
-def collect_scores_by_test_set(run: Run) -> dict[str, Mapping[str, Any]]:
+def collect_best_checkpoint_test_scores(run: Run) -> dict[str, Mapping[str, Any]]:
     """Returns the scores of the best checkpoint by test data, those measured in training first.
 
     The name of a test table of the recipe is "test", with that of the task if there are several. Raises CheckpointError
@@ -237,7 +237,7 @@ def read_recipe_values(run: Run) -> Values:
         text = durable.read_file(run.recipe_path, MAX_RECIPE_BYTES).decode()
     except (OSError, ValueError):
         return {}
-    return flatten_mapping(parse_yaml(text, str(run.recipe_path)).value)
+    return flatten_mapping(parse_yaml_collecting_mistakes(text, str(run.recipe_path)).value)
 
 
 def validation_part(values: Values) -> Literal["validation", "training"]:

@@ -20,7 +20,7 @@ from lmtool.errors import CheckpointError, NumericalError
 from lmtool.model import LanguageModel, lora
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.features import find_frozen_features
-from lmtool.model.heads import Classifier, HeadedModel
+from lmtool.model.heads import Classifier, LanguageModelWithTaskHead
 from lmtool.model.interpolation import NGramInterpolation
 from lmtool.model.language_model import CountingModel, ModelWithoutLikelihood
 from lmtool.model.ngram import NGramModel
@@ -83,9 +83,9 @@ class LoadedModel:
         return {"run": str(self.run_path), "step": self.step, "checkpoint": self.checkpoint_hash}
 
     @contextmanager
-    def use_process_group(self) -> "Iterator[LoadedModel]":
+    def join_process_group_once(self) -> "Iterator[LoadedModel]":
         """Yields the same model joined with the processes of torchrun, each of which computes its share."""
-        with self.compute.use_process_group() as compute:
+        with self.compute.join_process_group_once() as compute:
             yield replace(self, compute=compute)
 
     @contextmanager
@@ -144,7 +144,7 @@ def build_model(
             return model.add_objective_head(recipe, model.build(recipe.model, rows))
     built = model.build(recipe.model, rows)
     if isinstance(built, AveragingModel) and built.in_word_V is not None:
-        in_word = [tokenizer.is_word_token(token) for token in range(tokenizer.vocab_size)]
+        in_word = [tokenizer.has_only_word_characters(token) for token in range(tokenizer.vocab_size)]
         built.in_word_V[: len(in_word)] = torch.tensor(in_word)
     if feature_model is not None and (reading := find_frozen_features(built)) is not None:
         reading.attach_source(feature_model.model)
@@ -160,7 +160,7 @@ class PretrainedTokenVectors:
     line: str
 
     @torch.no_grad()
-    def initialize_embeddings_(self, lm: LanguageModel) -> None:
+    def initialize_and_rescale_embeddings_(self, lm: LanguageModel) -> None:
         """Sets these embeddings of a new model, and scales all others, which are random, to the same deviation."""
         table_VD = lm.token_vectors()
         deviation, before = float(self.vectors_ND.std(correction=0)), float(table_VD.std(correction=0))
@@ -190,9 +190,9 @@ def build_for_training(
     lm = build_model(recipe, tokenizer, compute, feature_model, shards)
     set_data_statistics_(lm)
     notice = None if base is None else _load_base_weights_and_explain_head(lm, base, recipe.objective)
-    _freeze_and_add_adapters_(lm, recipe, for_training=True)
+    _set_trainable_and_add_adapters_(lm, recipe, for_training=True)
     if vectors is not None:
-        vectors.initialize_embeddings_(lm)
+        vectors.initialize_and_rescale_embeddings_(lm)
     return lm, notice
 
 
@@ -230,7 +230,7 @@ def _needs_sharding(recipe: Recipe, checkpoint: Checkpoint, compute: ExecutionCo
     return bool(compute.world.all_reduce_sum((float(is_short),))[0]) and compute.precision in ("float32", "bfloat16")
 
 
-def load_for_inference(reference: str | Reference, compute: ExecutionContext | None = None) -> LoadedModel:
+def load_packed_for_inference(reference: str | Reference, compute: ExecutionContext | None = None) -> LoadedModel:
     """Loads as `load_run`, merges adapters, and packs matrices for the device, so weights are no longer accessible.
 
     The model is interpolated with the n-grams that its run keeps, if any. One that processes share is not packed.
@@ -275,7 +275,7 @@ def load_trained_model(reference: Reference, compute: ExecutionContext) -> Langu
     lm = build_model(recipe, reference.tokenizer, compute, load_feature_model(reference.run, recipe, compute))
     if recipe.tuning.lora is not None:
         _load_base_weights_and_explain_head(lm, find_unchanged_base(reference.run), recipe.objective)
-    _freeze_and_add_adapters_(lm, recipe, for_training=False)
+    _set_trainable_and_add_adapters_(lm, recipe, for_training=False)
     load_weights(lm, reference.checkpoint)
     return lm
 
@@ -296,13 +296,13 @@ def read_merged_weights(reference: Reference) -> Mapping[str, Tensor]:
 
     Raises CheckpointError, and NumericalError for weights that are not finite.
     """
-    tensors = _read_unchecked_merged_weights(reference)
+    tensors = _read_merged_weights_allowing_nonfinite(reference)
     for name, tensor in tensors.items():
         _check_finite(name, tensor, reference.checkpoint)
     return tensors
 
 
-def _read_unchecked_merged_weights(reference: Reference) -> Mapping[str, Tensor]:
+def _read_merged_weights_allowing_nonfinite(reference: Reference) -> Mapping[str, Tensor]:
     """Reads merged weights without a check that they are finite."""
     if reference.recipe.tuning.lora is None:
         return reference.checkpoint.load_model()
@@ -351,14 +351,14 @@ def _check_finite(name: str, tensor: Tensor, checkpoint: Checkpoint) -> None:
         raise NumericalError(what, where=str(checkpoint.path), fix=fix)
 
 
-def _freeze_and_add_adapters_(lm: LanguageModel, recipe: Recipe, *, for_training: bool) -> None:
+def _set_trainable_and_add_adapters_(lm: LanguageModel, recipe: Recipe, *, for_training: bool) -> None:
     """Freezes the weights that the recipe does not train, and adds adapters if the recipe has any, in place."""
-    body = lm.body if isinstance(lm, HeadedModel) else lm
+    body = lm.body if isinstance(lm, LanguageModelWithTaskHead) else lm
     if isinstance(recipe.model, InitialEmbeddingsModelSpec) and recipe.model.freeze_embeddings:
         cast(nn.Parameter, body.token_vectors()).requires_grad_(False)
     if recipe.tuning.lora is not None:
         torch.manual_seed(derive_seed(recipe.seed, "adapters"))
-        lora.add_adapters_and_freeze_(body, recipe.tuning.lora, keep_quantized=for_training)
+        lora.add_adapters_and_freeze_(body, recipe.tuning.lora, store_quantized=for_training)
     elif recipe.tuning.freeze == "body":
         body.requires_grad_(False)
     elif recipe.tuning.freeze == "embeddings":
@@ -371,7 +371,7 @@ def _load_base_weights_and_explain_head(lm: LanguageModel, base: Reference, obje
 
     objective: objective of the model. Returns a notice about the head, if any. Raises as `load_weights` does.
     """
-    tensors, checkpoint = _read_unchecked_merged_weights(base), base.checkpoint
+    tensors, checkpoint = _read_merged_weights_allowing_nonfinite(base), base.checkpoint
     body, head = tensors, {}
     if isinstance(base.recipe.objective, HeadSpec | ReplacedTokens):
         # the recipe decides, because a body that only counts words has no weights
@@ -383,7 +383,7 @@ def _load_base_weights_and_explain_head(lm: LanguageModel, base: Reference, obje
             return None
         _copy_weights(lm.body, body, checkpoint)
         return "the generator and the detector are new"
-    if not isinstance(lm, HeadedModel):
+    if not isinstance(lm, LanguageModelWithTaskHead):
         _copy_weights(lm, body, checkpoint)
         if isinstance(lm, CountingModel):
             lm.n_read.zero_()  # counts tokens of the new text; the counts of the other text stay

@@ -50,19 +50,19 @@ def merge_adapters_into_new_run(adapted: Reference, output: Path | None, command
         # report.html and validated.json are about other checkpoints too
         for log, copy in ((old.metrics, run.metrics), (old.samples, run.samples)):
             if log.path.exists():
-                durable.write_new_file(copy.path, log.read_lines_until_step(step))
+                durable.write_and_sync_new_file(copy.path, log.read_lines_until_step(step))
         for file, content in ((SPLIT, old.saved_split), (BASELINE, old.saved_baselines)):
             if content is not None:
-                durable.write_new_file(run.path / file, encode_json(content.model_dump(exclude_unset=True)))
+                durable.write_and_sync_new_file(run.path / file, encode_json(content.model_dump(exclude_unset=True)))
         run.rewind_and_start_session(step=step, command=command_line, environment=describe_environment("cpu"))
         results = old.results_by_task
         if results and all(figures.get("step") == step for figures in results.values()):
             run.write_results(results.get("", {"tasks": results}))
         if evaluations := [one for one in read_evaluations(old) if one.step == step]:
             saved = SavedEvaluations(evaluations).model_dump(exclude_unset=True)
-            durable.write_new_file(run.path / EVALUATIONS, encode_json(saved))
+            durable.write_and_sync_new_file(run.path / EVALUATIONS, encode_json(saved))
         run.save_checkpoint(CheckpointContent(step, weights, {}, state, step), keep_last=1)
-        run.end_session("finished")
+        run.record_session_end("finished")
         run.remove_optimizer_states()
     add_to_runs_index(folder)
     return folder

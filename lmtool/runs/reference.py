@@ -18,7 +18,7 @@ from lmtool.recipe.finetuning import ParentRun
 from lmtool.recipe.load import load_run_recipe
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs import checkpoint as checkpoints
-from lmtool.runs.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
+from lmtool.runs.checkpoint import SINGLE_PROCESS, Checkpoint, CheckpointProcessGroup
 from lmtool.runs.directory import CHECKPOINTS, RECIPE, Run
 from lmtool.runs.files import SourceCheckpoint, read_saved_state
 from lmtool.runs.find import find_run
@@ -38,7 +38,7 @@ class Reference:
     named: Path | None = None
 
     def find_named_or_newest_checkpoint(
-        self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+        self, *, verify_optimizer: bool = True, peers: CheckpointProcessGroup = SINGLE_PROCESS
     ) -> tuple[Checkpoint, list[str]]:
         """Returns the named checkpoint, or the newest complete one; see `checkpoint.find_newest_valid_checkpoint`."""
         if self.named is None:
@@ -59,12 +59,12 @@ class Reference:
         return (
             self.find_named_or_newest_checkpoint(verify_optimizer=False)
             if self.named
-            else self.run.find_best_checkpoint()
+            else self.run.find_best_or_newest_checkpoint()
         )
 
     @cached_property
     def _recipe_and_warnings(self) -> tuple[Recipe, list[str]]:
-        return read_verified_recipe(self.run, self.checkpoint)
+        return read_verified_or_trained_recipe(self.run, self.checkpoint)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -72,7 +72,7 @@ class Reference:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the run; see `read_verified_recipe`."""
+        """The recipe of the run; see `read_verified_or_trained_recipe`."""
         return self._recipe_and_warnings[0]
 
     @property
@@ -92,7 +92,7 @@ class Reference:
         step, saved = self.checkpoint.step, checkpoints.list_checkpoints(self.run.path / CHECKPOINTS)
         return max((other for other, _ in saved if other > step), default=None)
 
-    def read_unverified_recipe(self) -> tuple[Recipe, list[str]]:
+    def read_unverified_or_trained_recipe(self) -> tuple[Recipe, list[str]]:
         """Reads recipe.yaml without comparing it with a checkpoint.
 
         If it is damaged, returns the recipe of the newest checkpoint, and a warning.
@@ -100,7 +100,9 @@ class Reference:
         try:
             return load_run_recipe(self.run.recipe_path), []
         except (RecipeError, UsageError):
-            return read_verified_recipe(self.run, self.find_named_or_newest_checkpoint(verify_optimizer=False)[0])
+            return read_verified_or_trained_recipe(
+                self.run, self.find_named_or_newest_checkpoint(verify_optimizer=False)[0]
+            )
 
     @property
     def is_published(self) -> bool:
@@ -170,7 +172,7 @@ def read_verified_tokenizer(run: Run) -> Tokenizer:
     return tokenizer
 
 
-def read_verified_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
+def read_verified_or_trained_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
     """Reads recipe.yaml of a run. If it is damaged or missing, returns the checkpoint's recipe, and a warning.
 
     It may differ from the checkpoint's recipe in keys that a resumed run may change. Raises CheckpointError, which
@@ -203,7 +205,7 @@ def read_trained_recipe(checkpoint: Checkpoint) -> Recipe:
         raise add_version_hint(checkpoint.path.parents[1], unread) from error
 
 
-def with_saved_calibration(recipe: Recipe, figures: Mapping[str, Any], checkpoint_step: int) -> Recipe:
+def with_unset_calibration_filled(recipe: Recipe, figures: Mapping[str, Any], checkpoint_step: int) -> Recipe:
     """Returns the recipe with temperature and thresholds that held-out rows decided, unless it names them itself.
 
     figures: results of the run. Temperature and thresholds of another step than that of the checkpoint are not used.

@@ -27,7 +27,7 @@ def parse_age(text: str) -> timedelta:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def resolve_runs_to_remove(references: Sequence[str]) -> list[Path]:
+def resolve_removable_runs(references: Sequence[str]) -> list[Path]:
     """Finds the directories of runs to remove, each once.
 
     Raises CheckpointError when a run does not exist, a process uses it, or a run that stays needs it.
@@ -69,7 +69,7 @@ def remove_run(folder: Path) -> int:
     try:
         before = folder_size_bytes(real)
         fix = "change the permissions of this folder, then remove the run again"
-        with convert_os_errors("the run cannot be removed", folder, fix, names_file=True):
+        with convert_os_errors("the run cannot be removed", folder, fix, use_error_filename=True):
             whole = real.parent == runs_root().resolve()
             inside = {entry.name: Path(entry.path) for entry in os.scandir(real)}
             removed = set(inside) if whole else inside.keys() & {*RUN_FILES, LOCK_FILE}

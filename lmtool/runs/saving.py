@@ -24,8 +24,8 @@ from lmtool.runs.checkpoint import (
     SINGLE_PROCESS,
     STATE_FILE,
     Checkpoint,
+    CheckpointProcessGroup,
     FileEntry,
-    Peers,
 )
 from lmtool.storage import durable, records
 from lmtool.storage.checksum import sha256
@@ -51,12 +51,12 @@ class CheckpointContent:
     state: Mapping[str, object]
     best_step: int | None = None
 
-    def check_tensors_are_savable(self) -> None:
+    def check_dtypes_and_shared_memory(self) -> None:
         """Raises ValueError for tensors that cannot be saved."""
         from lmtool.runs import tensors
 
-        tensors.check_tensors_are_savable(self.model)
-        tensors.check_tensors_are_savable(self.optimizer)
+        tensors.check_dtypes_and_shared_memory(self.model)
+        tensors.check_dtypes_and_shared_memory(self.optimizer)
 
 
 def save_checkpoint(
@@ -64,7 +64,7 @@ def save_checkpoint(
     snapshot: CheckpointContent,
     keep_last: int,
     interrupted_step: int | None = None,
-    peers: Peers = SINGLE_PROCESS,
+    peers: CheckpointProcessGroup = SINGLE_PROCESS,
 ) -> Checkpoint:
     """Writes a checkpoint, then removes those that are neither among the last `keep_last` nor the best.
 
@@ -78,7 +78,7 @@ def save_checkpoint(
     Raises ResourceError when it cannot be written (full disk, permission), by any process, with no partial files and
     all earlier checkpoints intact; ValueError for tensors or a state that cannot be saved.
     """
-    snapshot.check_tensors_are_savable()
+    snapshot.check_dtypes_and_shared_memory()
     state = records.encode_json(dict(snapshot.state))
     path = folder / checkpoints.step_folder_name(snapshot.step)
     temporary = path.with_name(f"{durable.TEMPORARY_PREFIX}{path.name}")
@@ -101,21 +101,21 @@ def save_checkpoint(
             if not is_announced:
                 announce_no_checkpoint(peers)
     what = f"saved step {snapshot.step}, but cannot remove an older checkpoint"
-    with durable.convert_os_errors(what, folder, durable.suggest_write_fix, names_file=True):
+    with durable.convert_os_errors(what, folder, durable.suggest_write_fix, use_error_filename=True):
         prune_checkpoints(folder, {snapshot.step, snapshot.best_step}, keep_last, interrupted_step)
     return saved
 
 
-def save_shard_for_main_process(snapshot: CheckpointContent, peers: Peers) -> None:
+def save_shard_for_main_process(snapshot: CheckpointContent, peers: CheckpointProcessGroup) -> None:
     """Writes the tensors of this process for the `save_checkpoint` of the main process, which reports all errors."""
-    snapshot.check_tensors_are_savable()
+    snapshot.check_dtypes_and_shared_memory()
     folder = json.loads(peers.gather_texts(json.dumps(None))[0])
     if folder is not None:
         with suppress(OSError):
             _write_shard_and_gather_entries(Path(folder), snapshot, peers)
 
 
-def announce_no_checkpoint(peers: Peers) -> None:
+def announce_no_checkpoint(peers: CheckpointProcessGroup) -> None:
     """Lets the processes that wait in `save_shard_for_main_process` go on without a checkpoint."""
     peers.gather_texts(json.dumps(None))
 
@@ -147,14 +147,14 @@ def remove_partial_checkpoints(folder: Path) -> None:
 
 
 def _write_checkpoint(
-    path: Path, temporary: Path, snapshot: CheckpointContent, state: bytes, peers: Peers
+    path: Path, temporary: Path, snapshot: CheckpointContent, state: bytes, peers: CheckpointProcessGroup
 ) -> Checkpoint:
     """Writes a checkpoint to the temporary directory, then renames it."""
     try:
         files = _write_shard_and_gather_entries(temporary, snapshot, peers)
         files[STATE_FILE] = _write_and_digest(temporary / STATE_FILE, [state])
         manifest = checkpoints.encode_manifest(snapshot.step, snapshot.best_step, files)
-        durable.write_new_file(temporary / MANIFEST_FILE, manifest)
+        durable.write_and_sync_new_file(temporary / MANIFEST_FILE, manifest)
         durable.sync_directory(temporary)
         durable.replace_path(temporary, path)
     except OSError:
@@ -164,7 +164,9 @@ def _write_checkpoint(
     return Checkpoint(path, snapshot.step, snapshot.best_step, files, sha256(manifest))
 
 
-def _write_shard_and_gather_entries(folder: Path, snapshot: CheckpointContent, peers: Peers) -> dict[str, FileEntry]:
+def _write_shard_and_gather_entries(
+    folder: Path, snapshot: CheckpointContent, peers: CheckpointProcessGroup
+) -> dict[str, FileEntry]:
     """Writes the tensors of this process; returns the entries of the files of all processes.
 
     Raises OSError when any process cannot write.
@@ -202,7 +204,7 @@ def _write_and_digest(path: Path, chunks: Iterable[bytes | memoryview]) -> FileE
             digest.update(chunk)
             yield chunk
 
-    durable.write_new_file(path, measure_chunks())
+    durable.write_and_sync_new_file(path, measure_chunks())
     return FileEntry(size, digest.hexdigest())
 
 

@@ -61,7 +61,7 @@ class ComputedTensors(LazyTensors):
         return self._compute(name)
 
 
-def check_tensors_are_savable(tensors: Mapping[str, Tensor]) -> None:
+def check_dtypes_and_shared_memory(tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError for tensors that cannot be saved: that share memory, or of a type the format lacks."""
     owners: dict[tuple[torch.device, int], str] = {}
     for name, tensor in get_meta_tensors(tensors).items():

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lmtool.compute.machine import process_memory_limit_bytes
+from lmtool.compute.machine import physical_memory_limit_bytes
 from lmtool.generation.constrained import get_spelled_vocabulary
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import TextGenerator
@@ -45,14 +45,14 @@ class _Client:
     is_gone: whether nobody reads the updates any more.
     """
 
-    waiting: "deque[_QueuedText]"
+    waiting: "deque[_ScheduledRequest]"
     updates: "asyncio.Queue[Token | Exception]"
     arrived: float
     is_gone: bool = False
 
 
 @dataclass(eq=False)
-class _QueuedText:
+class _ScheduledRequest:
     """A text of a client.
 
     index: index of its request among those of the client.
@@ -95,11 +95,11 @@ class Scheduler:
         model = generator.loaded.model
         self.n_rows, self.n_queued = n_rows, n_queued
         runner = ModelRunner(model)
-        self.slot_bytes = _measure_cache_slot_bytes(runner, generator) if generator.writes else 0
+        self.slot_bytes = _measure_cache_bytes_per_token(runner, generator) if generator.writes else 0
         if n_slots is None:
             is_gpu = runner.device.type == "cuda"
-            free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else process_memory_limit_bytes()
-            n_slots = default_cache_slots(self.slot_bytes, n_rows, model.context, free)
+            free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else physical_memory_limit_bytes()
+            n_slots = choose_cache_token_budget(self.slot_bytes, n_rows, model.context, free)
         self.n_slots: float = math.inf if n_slots is None else n_slots
         keeps = keeps_prefixes and self.slot_bytes and runner.supports_prefix_cache
         self.prefix_bytes = int(self.n_slots) * self.slot_bytes if keeps and n_slots is not None else 0
@@ -115,7 +115,7 @@ class Scheduler:
             only_exact_drafts=True,
             isolate_failures=True,
         )
-        self._texts: dict[int, _QueuedText] = {}  # in the engine, by the id of the request
+        self._texts: dict[int, _ScheduledRequest] = {}  # in the engine, by the id of the request
         self._ends = self.is_closing = False  # whether the thread ends; whether new clients are rejected
         self._thread = threading.Thread(target=self._run_loop, name="model", daemon=True)
         self._loop: asyncio.AbstractEventLoop  # set by `open`
@@ -164,7 +164,7 @@ class Scheduler:
         """
         client = await asyncio.to_thread(self._prepare_client, requests)
         with self._changed:
-            self._check_accepts_clients()
+            self._check_not_closing_or_full()
             self._queue.append(client)
             self._changed.notify()
 
@@ -192,12 +192,12 @@ class Scheduler:
         """
         future: Future[Result] = Future()
         with self._changed:
-            self._check_accepts_clients()
+            self._check_not_closing_or_full()
             self._calls.append((call, future))
             self._changed.notify()
         return await asyncio.wrap_future(future)
 
-    def _check_accepts_clients(self) -> None:
+    def _check_not_closing_or_full(self) -> None:
         if self.is_closing:
             raise ShuttingDown
         if len(self._queue) + len(self._calls) >= self.n_queued:
@@ -206,11 +206,11 @@ class Scheduler:
     def _prepare_client(self, requests: Sequence[Request]) -> _Client:
         client = _Client(deque(), asyncio.Queue(), time.perf_counter())
         for i, request in enumerate(requests):
-            prompt, state = request.prompt, self._engine.prepare(request)
+            prompt, state = request.prompt, self._engine.create_request_state(request)
             n_tokens = len(prompt.tokens) + request.params.max_new_tokens
             room = self._engine.runner.max_window_tokens(prompt)
             n_slots = len(prompt.source or ()) + (n_tokens if room is None else min(n_tokens, room))
-            client.waiting.append(_QueuedText(client, i, state, n_slots))
+            client.waiting.append(_ScheduledRequest(client, i, state, n_slots))
         return client
 
     def _run_loop(self) -> None:
@@ -306,16 +306,18 @@ class Scheduler:
 _Update = tuple[_Client, Token | Exception]
 
 
-def _measure_cache_slot_bytes(runner: ModelRunner, generator: TextGenerator) -> int:
+def _measure_cache_bytes_per_token(runner: ModelRunner, generator: TextGenerator) -> int:
     """Measures the bytes of keys and values of one token."""
     one = Prompt((0,), (0,) if generator.loaded.model.reads == "source" else None)
     with generator.step_context():
-        _, state = runner.read_tokens([one.tokens], runner.start_state([one]))
+        _, state = runner.read_tokens([one.tokens], runner.create_initial_state([one]))
     caches = [layer for layer in state.layers if isinstance(layer, KeyValueCache)]
     return sum(t.numel() * t.element_size() for cache in caches for t in cache) // max(1, state.length)
 
 
-def default_cache_slots(slot_bytes: int, n_rows: int, context: int | None, memory_bytes: int | None) -> int | None:
+def choose_cache_token_budget(
+    slot_bytes: int, n_rows: int, context: int | None, memory_bytes: int | None
+) -> int | None:
     """Returns the slots that fit a quarter of the memory, at most as many as the rows can fill.
 
     memory_bytes: None if unknown. Returns None if only rows are limited: for a model without keys and values.

@@ -119,13 +119,15 @@ class _IdleEvictingConnection(H11Protocol):
             self._timer.cancel()
         self._timer = self.loop.call_later(IDLE_SECONDS, self._close_if_idle, self.transport.get_write_buffer_size())
 
-    def _close_if_idle(self, unread_bytes: int) -> None:
-        """Closes the connection if it waits for the client, who has read nothing since `unread_bytes` were buffered.
+    def _close_if_idle(self, previous_write_buffer_bytes: int) -> None:
+        """Closes the connection if it waits for the client, who has read nothing since the last check.
+
+        previous_write_buffer_bytes: number of bytes that were buffered then.
 
         Parts of a head do not count: only a whole head begins a request.
         """
         waits = self.flow.write_paused or self.transport.is_closing() or self._waits_for_head
-        if waits and self.transport.get_write_buffer_size() >= unread_bytes:
+        if waits and self.transport.get_write_buffer_size() >= previous_write_buffer_bytes:
             self.transport.abort()
         else:
             self._restart_timer()

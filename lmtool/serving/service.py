@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lmtool.data.rowfile import find_matching_column
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.evaluation.embedding import EncodedText, Vectors, embed_encoded_texts, encode_text
-from lmtool.generation.chat import MAX_ANSWER_TOKENS, choose_chat_format, validate_messages
+from lmtool.generation.chat import MAX_ANSWER_TOKENS, choose_chat_or_plain_format, validate_messages
 from lmtool.generation.constrained import check_form_and_create_state
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import TextGenerator
@@ -86,7 +86,7 @@ class ModelService:
     def chat_format(self) -> ChatFormat | None:
         """The chat format of the model; None if it holds no conversations."""
         try:
-            return choose_chat_format(self.loaded) if self.generator.writes else None
+            return choose_chat_or_plain_format(self.loaded) if self.generator.writes else None
         except (UsageError, CheckpointError):
             return None
 
@@ -136,7 +136,7 @@ class ModelService:
         """Prepares the response to a chat request. Raises BadRequest, and LmtoolError for unreadable messages."""
         self._check_generates()
         if self.chat_format is None:
-            choose_chat_format(self.loaded)
+            choose_chat_or_plain_format(self.loaded)
             raise BadRequest(400, "this model holds no conversations")
         if body.top_logprobs is not None and not body.logprobs:
             raise BadRequest(400, "top_logprobs: ask for logprobs as well", param="top_logprobs")

@@ -58,7 +58,7 @@ def _make_private_cache_folder() -> Path:
     Nobody else may write to it, because code is loaded from it.
     """
     what, fix = "there is no home folder for the cache", "name a folder for it: LMTOOL_CACHE"
-    with convert_os_errors(what, "HOME", fix, names_file=True):
+    with convert_os_errors(what, "HOME", fix, use_error_filename=True):
         folder = Path(tempfile.gettempdir()) / f"lmtool-{system.get_user_id()}"
         with suppress(FileExistsError):
             folder.mkdir(0o700)
@@ -133,7 +133,7 @@ def map_file(path: Path) -> mmap.mmap | bytes:
             return file.read()
 
 
-def write_new_file(path: Path, content: BytesOrChunks) -> None:
+def write_and_sync_new_file(path: Path, content: BytesOrChunks) -> None:
     """Writes a file that does not exist yet and syncs it to disk. Raises OSError."""
     with path.open("xb") as file:
         for chunk in [content] if isinstance(content, bytes | memoryview) else content:
@@ -150,7 +150,7 @@ def replace_file(path: Path, content: BytesOrChunks) -> None:
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
     try:
         temporary.unlink(missing_ok=True)
-        write_new_file(temporary, content)
+        write_and_sync_new_file(temporary, content)
         replace_path(temporary, path)
         sync_directory(path.parent)
     except OSError:
@@ -186,7 +186,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
                 _remove_scratch_folder(lock_file.parent)
     folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=parent))
     # a file system without locks gets no lock file, because others remove folders whose lock file is not locked
-    descriptor = system.create_locked_file(folder / SCRATCH_LOCK_FILE)
+    descriptor = system.create_file_locked_if_supported(folder / SCRATCH_LOCK_FILE)
     try:
         yield folder
     finally:
@@ -266,20 +266,20 @@ def convert_os_errors(
     error_type: type[LmtoolError] = ResourceError,
     *,
     missing_message: str = "",
-    names_file: bool = False,
+    use_error_filename: bool = False,
 ) -> Iterator[None]:
     """Converts an OSError of the block to an error of lmtool: "WHAT: the system's reason".
 
     fix: may depend on the error.
     missing_message: the whole message where the file does not exist.
-    names_file: as the place, name the file that the system reports instead of `where`, if it reports one.
+    use_error_filename: as the place, name the file that the system reports instead of `where`, if it reports one.
     """
     try:
         yield
     except OSError as error:
         is_missing = missing_message and isinstance(error, FileNotFoundError)
         message = missing_message if is_missing else f"{what}: {error.strerror or error}"
-        if names_file and error.filename:
+        if use_error_filename and error.filename:
             where = error.filename
         fix = fix if isinstance(fix, str) else fix(error)
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -338,10 +338,10 @@ def write_file(path: Path, content: BytesOrChunks) -> None:
 def write_output_file(path: Path, content: BytesOrChunks) -> None:
     """Writes a file atomically; unlike with `write_file`, several processes may write it. Raises ResourceError."""
     with convert_write_errors(path), atomic_output(path) as new:
-        write_new_file(new, content)
+        write_and_sync_new_file(new, content)
 
 
-def check_path_is_free(path: Path) -> None:
+def check_path_does_not_exist(path: Path) -> None:
     """Raises UsageError if the path exists."""
     if os.path.lexists(path):
         fix = "choose another name, or remove it"

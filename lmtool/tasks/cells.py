@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, find_field_fault
 from lmtool.data.files import quote
 from lmtool.errors import UsageError
-from lmtool.tasks.labels import MAX_LABEL_CHARACTERS, SEPARATOR, normalize_label_cell
+from lmtool.tasks.labels import MAX_LABEL_CHARACTERS, SEPARATOR, convert_label_cell_to_text
 from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, MessagesRefusedError, add_tool_fields_
 from lmtool.tokenization.tokenizer import find_word_spans, replace_surrogates
 from lmtool.tokenization.tools import ToolsUnsupportedError, validate_tools
@@ -47,7 +47,7 @@ class CellError(Exception):
         self.kind, self.what, self.fix = kind, what, fix
 
 
-def parse_text(cell: Any) -> str:
+def parse_text_or_empty(cell: Any) -> str:
     """Returns the text of a cell; "" for an empty cell."""
     if cell is not None and not isinstance(cell, str):
         raise CellError("wrong type", f"the column holds {type(cell).__name__}, not text", "name a column of text")
@@ -56,14 +56,14 @@ def parse_text(cell: Any) -> str:
 
 def parse_nonblank_text(cell: Any) -> str:
     """Returns the text of a cell, which may not be blank."""
-    if not (text := parse_text(cell)).strip():
+    if not (text := parse_text_or_empty(cell)).strip():
         raise CellError("empty target", "the target is empty", "fill it")
     return text
 
 
 def parse_label_or_empty(cell: Any) -> str | tuple[str, ...]:
     """Returns a label as stripped text, or as several texts; "" for an empty cell. Refuses one as long as a text."""
-    label = normalize_label_cell(cell)
+    label = convert_label_cell_to_text(cell)
     if label is None:
         what = f"the label is {type(cell).__name__}, not text or a number"
         raise CellError("wrong type", what, "write labels as text, numbers or lists of text")
@@ -89,7 +89,7 @@ def parse_words(cell: Any) -> tuple[str, ...]:
     return tuple(map(replace_surrogates, cell))
 
 
-def parse_tags(cell: Any, n_words: int) -> tuple[str, ...]:
+def parse_tag_list(cell: Any, n_words: int) -> tuple[str, ...]:
     """Returns the tags of a sentence of `n_words` words."""
     if not isinstance(cell, list) or not all(isinstance(tag, str | int) and str(tag).strip() for tag in cell):
         raise _wrong_type_error(cell, "tags", "tags", "write a list with a tag for each word")

@@ -65,8 +65,8 @@ class ClassificationTask(HeadTask):
             raise UsageError(what[:200], where="objective.class_weights", fix=fix)
         return spec
 
-    def fit_decision(self, scores_RC: Floats, true_RC: Floats) -> None:
-        true_R = true_RC[:, 0].astype(np.int64)
+    def fit_decision(self, scores_RC: Floats, encoded_labels_RK: Floats) -> None:
+        true_R = encoded_labels_RK[:, 0].astype(np.int64)
         self.temperature = self._spec.temperature or fit_temperature_with_prior(scores_RC, true_R)
 
     def compute_probabilities(self, scores_RC: Floats) -> Floats:
@@ -74,8 +74,8 @@ class ClassificationTask(HeadTask):
         p_RC: Floats = exp_RC / exp_RC.sum(1, keepdims=True)
         return p_RC
 
-    def compute_metrics(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
-        true_R, p_RC = true_RC[:, 0].astype(np.int64), self.compute_probabilities(scores_RC)
+    def compute_metrics(self, scores_RC: Floats, encoded_labels_RK: Floats) -> MetricValues:
+        true_R, p_RC = encoded_labels_RK[:, 0].astype(np.int64), self.compute_probabilities(scores_RC)
         predicted_R, calibration = self._choose_classes(p_RC), metrics.calibration_metrics(p_RC, true_R)
         figures = metrics.class_metrics(true_R, np.array(predicted_R), self.labels)
         if self.temperature != 1:
@@ -90,8 +90,8 @@ class ClassificationTask(HeadTask):
     def _choose_classes(self, p_RC: Floats) -> list[int]:
         return [int(i) for i in np.argmax(p_RC if self.costs_CC is None else -p_RC @ self.costs_CC, axis=1)]
 
-    def find_mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[Misprediction]:
-        p_RC, true_R = self.compute_probabilities(scores_RC), true_RC[:, 0].astype(int).tolist()
+    def find_mistakes(self, scores_RC: Floats, encoded_labels_RK: Floats) -> list[Misprediction]:
+        p_RC, true_R = self.compute_probabilities(scores_RC), encoded_labels_RK[:, 0].astype(int).tolist()
         predicted_R = self._choose_classes(p_RC)
         p_R = p_RC[range(len(p_RC)), predicted_R].tolist()
         wrong = [i for i, (true, predicted) in enumerate(zip(true_R, predicted_R, strict=True)) if true != predicted]

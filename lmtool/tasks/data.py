@@ -20,8 +20,8 @@ from lmtool.tasks.heads import HeadTask, ScoredRows
 from lmtool.tasks.reading import LabelledTable
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow, TableExamples
-from lmtool.tasks.split import draw_stratified_folds
-from lmtool.tasks.task import Task, TaskModel
+from lmtool.tasks.split import draw_stratified_row_number_folds
+from lmtool.tasks.task import ModelWithObjective, Task
 from lmtool.tokenization.prompt_format import PromptFormat
 
 
@@ -75,7 +75,7 @@ class TableData:
 
     unit = "row"
     is_measured = True
-    bytes_per_token = None
+    validation_bytes_per_token = None
 
     @property
     def description_lines(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class TableData:
         Returns none if the rows of a task cannot be divided because all have the same text.
         """
         folds_of_tasks = [
-            draw_stratified_folds(cast(LabelledTable, task.texts), n_folds, self.seed) for task in self.tasks
+            draw_stratified_row_number_folds(cast(LabelledTable, task.texts), n_folds, self.seed) for task in self.tasks
         ]
         if min(map(len, folds_of_tasks)) < 2:
             return []
@@ -155,7 +155,9 @@ class TableData:
         if isinstance(lm, Classifier):
             rows = self.tasks[0].train
             groups = group_by_length([row.lengths for row in rows], BATCH_TOKENS)
-            lm.fit_counted_weights_(self.objective.collate([rows[i].to_example() for i in group]) for group in groups)
+            lm.fit_idf_and_log_ratios_(
+                self.objective.collate([rows[i].to_example() for i in group]) for group in groups
+            )
 
     def measure_baselines(self, embed_texts: EmbedTexts | None) -> None:
         """Measures `baselines`. embed_texts: of the encoder that is fine-tuned, if any."""
@@ -173,7 +175,7 @@ class TableData:
     def check_has_examples(self) -> None:
         """Does nothing, because every row is an example."""
 
-    def make_examples(self, objective: Objective) -> TableExamples:
+    def make_training_examples(self, objective: Objective) -> TableExamples:
         """Returns the training rows in their order."""
         rows = [row for task in self.tasks for row in task.train]
         parts = [(len(task.train), task.weight) for task in self.tasks]
@@ -182,7 +184,7 @@ class TableData:
     def validate(self, lm: LanguageModel, objective: Objective, compute: ExecutionContext) -> ValidationResult:
         """Computes loss and metrics on the validation rows of all tasks."""
         rows = [row for task in self.tasks for row in task.valid]
-        return self.tasks[0].task.validate(TaskModel(lm, objective, compute), rows)
+        return self.tasks[0].task.validate(ModelWithObjective(lm, objective, compute), rows)
 
     @property
     def validation_tokens(self) -> int:
@@ -199,7 +201,7 @@ class TableData:
         self, lm: LanguageModel, objective: Objective, step: int, compute: ExecutionContext
     ) -> list[Results]:
         """Computes results on the test rows of each task, or else on its validation rows if these are held out."""
-        model = TaskModel(lm, objective, compute)
+        model = ModelWithObjective(lm, objective, compute)
         for task in self.tasks:
             task.task.calibrate(model, task.valid, held_out=task.texts is None)
         results = [
@@ -209,8 +211,8 @@ class TableData:
         ]
         return self._add_baselines(results)
 
-    def compute_fold_results(
-        self, folds: Iterable[tuple["TableData", TaskModel]], part: str, step: int
+    def calibrate_and_compute_fold_results(
+        self, folds: Iterable[tuple["TableData", ModelWithObjective]], part: str, step: int
     ) -> list[Results]:
         """Computes results on the test rows of folds, each by a model of the other rows.
 
@@ -225,7 +227,7 @@ class TableData:
             for task in data.tasks:
                 rows = cast(list[EncodedRow], task.test)
                 if isinstance(task.task, HeadTask):
-                    scored.append(task.task.score_and_explain_rows(model, rows))
+                    scored.append(task.task.score_rows_and_attribute_mistakes(model, rows))
                 else:
                     results.append(task.task.compute_results(model, rows, part, step))
         if scored:

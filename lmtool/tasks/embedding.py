@@ -24,7 +24,7 @@ from lmtool.tasks.reading import LabelledRow, LabelledTable
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
-from lmtool.tasks.task import Cells, Task, TaskModel
+from lmtool.tasks.task import Cells, ModelWithObjective, Task
 from lmtool.tokenization.prompt_format import PromptFormat
 
 RANKING_DEPTH = 10
@@ -48,7 +48,7 @@ class EmbeddingTask(Task):
 
     @classmethod
     def resolve_spec_from_rows(cls, spec: Embedding, train: LabelledTable) -> Embedding:
-        return with_inferred_loss(spec, train.columns)
+        return with_inferred_or_checked_loss(spec, train.columns)
 
     def __init__(self, prompt_format: PromptFormat, spec: Embedding) -> None:
         super().__init__(prompt_format, "", ())
@@ -59,14 +59,16 @@ class EmbeddingTask(Task):
         classes = {label: i for i, label in enumerate(sorted({str(item.label) for item in items}))}
         rows = []
         for item, ids in zip(items, self._encode_texts([item.texts for item in items]), strict=True):
-            texts, _, cuts = zip(*(self.prompt_format.encode_row([text]) for text in ids), strict=True)
+            texts, _, cuts = zip(*(self.prompt_format.encode_and_truncate_row([text]) for text in ids), strict=True)
             label = item.label if isinstance(item.label, float | None) else classes[str(item.label)]
             number = None if label is None else np.array([label], dtype=np.float64)
             segments = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
             rows.append(EncodedRow(item.row, np.concatenate(texts), any(cuts), segments, number))
         return rows
 
-    def compute_vectors(self, model: TaskModel, rows: Sequence[EncodedRow]) -> NDArray[np.float32]:
+    def compute_vectors_of_row_texts(
+        self, model: ModelWithObjective, rows: Sequence[EncodedRow]
+    ) -> NDArray[np.float32]:
         """Computes the vectors of the texts of each row (R, K, D)."""
         objective = cast(EmbeddingObjective, model.objective)
 
@@ -77,9 +79,14 @@ class EmbeddingTask(Task):
         lengths = [row.lengths for row in rows]
         return np.stack(evaluate_items(model.lm, lengths, embed_batch, model.compute, dtype=np.float32).arrays)
 
-    def _compute_loss_and_metrics(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[float, MetricValues]:
+    def _compute_loss_and_metrics(
+        self, model: ModelWithObjective, rows: Sequence[EncodedRow]
+    ) -> tuple[float, MetricValues]:
         """Computes the mean loss of batches of LOSS_BATCH_ROWS, and the figures."""
-        vectors_RKD, labels = torch.from_numpy(self.compute_vectors(model, rows)), [row.label for row in rows]
+        vectors_RKD, labels = (
+            torch.from_numpy(self.compute_vectors_of_row_texts(model, rows)),
+            [row.label for row in rows],
+        )
         known = [label for label in labels if label is not None]
         labels_R = torch.from_numpy(np.concatenate(known)) if known else None
         objective = EmbeddingObjective(self.spec, cast(EmbeddingObjective, model.objective).vocabulary)
@@ -95,13 +102,13 @@ class EmbeddingTask(Task):
         """Computes metrics of vectors of length 1 (R, K, D). labels_R: classes or numbers, if rows have them."""
         raise NotImplementedError
 
-    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
+    def validate(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> ValidationResult:
         return self.make_validation(*self._compute_loss_and_metrics(model, rows))
 
-    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: ModelWithObjective, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         return Results(part, step, len(rows), *self._compute_loss_and_metrics(model, rows), [], ())
 
-    def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
+    def predict_cells(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> list[Cells]:
         raise TypeError("a model of vectors of texts predicts nothing")
 
 
@@ -163,7 +170,7 @@ class NeighborTask(EmbeddingTask):
         return {"accuracy": float((labels_R[cosine_RR.argmax(1)] == labels_R).mean())}
 
 
-def with_inferred_loss(spec: Embedding, columns: Columns) -> Embedding:
+def with_inferred_or_checked_loss(spec: Embedding, columns: Columns) -> Embedding:
     """Returns the spec with the loss that fits these columns. Raises UsageError if its loss does not fit them."""
     n_texts, has_label = len(columns.texts), columns.label is not None
     fits = {

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from lmtool.data.files import quote
-from lmtool.data.notices import Notice, make_language_notices, make_truncation_notices
+from lmtool.data.notices import Notice, make_language_notices, make_suspected_truncation_notices
 from lmtool.printable import format_count
 from lmtool.tasks.labels import Label
 from lmtool.tasks.notices import find_misspelt_labels
@@ -55,7 +55,7 @@ def find_table_problems(
         yield Notice("duplicate rows", len(repeated), text)
     are_sentences = train.columns.kind == "words"
     texts = (text for item in train.items for text in ([" ".join(item.texts)] if are_sentences else item.texts))
-    yield from make_truncation_notices(map(len, texts), "text")
+    yield from make_suspected_truncation_notices(map(len, texts), "text")
     has_classes = train.labels is not None and train.labels.kind in ("class", "multi")
     misspelt = find_misspelt_labels(train.count_classes()) if has_classes else {}
     yield from _find_missing_classes(train, "training", misspelt)

@@ -21,7 +21,7 @@ from lmtool.tasks.reading import LabelledRow, LabelledTable
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
-from lmtool.tasks.task import MAX_LISTED_ROWS, Cells, Prediction, Task, TaskModel
+from lmtool.tasks.task import MAX_LISTED_ROWS, Cells, ModelWithObjective, Prediction, Task
 from lmtool.tokenization.prompt_format import PromptFormat
 
 MAX_DECISIVE_WORDS = 3
@@ -97,7 +97,7 @@ class HeadTask(Task):
     def encode(self, items: Sequence[LabelledRow]) -> list[EncodedRow]:
         rows = []
         for item, ids in zip(items, self._encode_texts([item.texts for item in items]), strict=True):
-            tokens, segments, is_truncated = self.prompt_format.encode_row(ids)
+            tokens, segments, is_truncated = self.prompt_format.encode_and_truncate_row(ids)
             label = None if item.label is None else self.encode_label(item.label)
             rows.append(EncodedRow(item.row, tokens, is_truncated, segments, label))
         return rows
@@ -106,19 +106,19 @@ class HeadTask(Task):
         """Returns a label as a target of the head: (1,) class index or scaled number, (C,) multi-hot labels."""
         return np.atleast_1d(np.array(self._map.encode(label), dtype=np.float64))
 
-    def compute_scores(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[Floats, float]:
+    def compute_scores(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> tuple[Floats, float]:
         """Computes the logits of rows (R, C), and their mean loss; NaN if the rows have no labels."""
         evaluated = model.evaluate(rows, lambda scores_BC, *_: list(scores_BC.cpu().double().numpy()))
         return np.stack(evaluated.arrays), evaluated.loss
 
-    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
+    def validate(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> ValidationResult:
         scores_RC, loss = self.compute_scores(model, rows)
         return self.make_validation(loss, self.compute_metrics(scores_RC, stack_labels(rows)))
 
-    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
-        return self.summarize([self.score_and_explain_rows(model, rows)], part, step)
+    def compute_results(self, model: ModelWithObjective, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+        return self.summarize([self.score_rows_and_attribute_mistakes(model, rows)], part, step)
 
-    def score_and_explain_rows(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ScoredRows:
+    def score_rows_and_attribute_mistakes(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> ScoredRows:
         """Computes the scores of a model on labelled rows, and finds the words that decided its mistakes."""
         scores_RC, loss = self.compute_scores(model, rows)
         if np.isnan(loss):
@@ -158,7 +158,11 @@ class HeadTask(Task):
         return Results(part, step, len(rows), loss, figures, listed, self.labels)
 
     def _find_decisive_words(
-        self, model: TaskModel, rows: Sequence[EncodedRow], scores_RC: Floats, mistakes: Sequence[Misprediction]
+        self,
+        model: ModelWithObjective,
+        rows: Sequence[EncodedRow],
+        scores_RC: Floats,
+        mistakes: Sequence[Misprediction],
     ) -> list[list[str]]:
         """Finds the words without which each mistake would be least certain (leave-one-out; Li et al. 2016).
 
@@ -190,14 +194,14 @@ class HeadTask(Task):
             decisive.append(list(dict.fromkeys(words[i] for i in order if share_W[i] > 0))[:MAX_DECISIVE_WORDS])
         return decisive
 
-    def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
+    def predict_cells(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> list[Cells]:
         return [self.format_cells(p_C) for p_C in self.compute_probabilities(self.compute_scores(model, rows)[0])]
 
-    def predict(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Prediction]:
+    def predict(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> list[Prediction]:
         p_RC = self.compute_probabilities(self.compute_scores(model, rows)[0])
         return [Prediction(self.choose_label(p_C), dict(zip(self.labels, p_C.tolist(), strict=False))) for p_C in p_RC]
 
-    def find_mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[Misprediction]:
+    def find_mistakes(self, scores_RC: Floats, encoded_labels_RK: Floats) -> list[Misprediction]:
         """Returns the mistakes, the most confident first; none if there are no probabilities."""
         return []
 
@@ -211,7 +215,7 @@ class HeadTask(Task):
         """Returns probabilities of classes or labels, or numbers on their original scale (R, C)."""
 
     @abstractmethod
-    def compute_metrics(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
+    def compute_metrics(self, scores_RC: Floats, encoded_labels_RK: Floats) -> MetricValues:
         """Computes the metrics by name, as JSON values."""
 
     @abstractmethod
@@ -222,7 +226,7 @@ class HeadTask(Task):
     def format_cells(self, p_C: Floats) -> Cells:
         """Returns a row's prediction and probabilities as cells of a table."""
 
-    def calibrate(self, model: TaskModel, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
+    def calibrate(self, model: ModelWithObjective, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
         if held_out:
             self.calibrate_on([ScoredRows(rows, *self.compute_scores(model, rows))])
 
@@ -232,7 +236,7 @@ class HeadTask(Task):
         if np.isfinite(scores_RC).all():
             self.fit_decision(scores_RC, np.concatenate([stack_labels(one.rows) for one in scored]))
 
-    def fit_decision(self, scores_RC: Floats, true_RC: Floats) -> None:
+    def fit_decision(self, scores_RC: Floats, encoded_labels_RK: Floats) -> None:
         """Chooses temperature or thresholds by the scores of held-out rows."""
         return
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 from lmtool.data.files import quote, quote_all
-from lmtool.data.table import parse_float
+from lmtool.data.table import parse_float_or_nonfinite
 from lmtool.errors import UsageError
 
 LabelKind = Literal["class", "multi", "number", "tags"]
@@ -62,7 +62,7 @@ class LabelMap:
         ordered = sorted(distinct, key=lambda name: (int(name) if are_integers else 0, name))
         return cls(kind, tuple(ordered) if kind != "number" else ())
 
-    def with_order(self, names: Sequence[str]) -> "LabelMap":
+    def with_ordered_superset(self, names: Sequence[str]) -> "LabelMap":
         """Returns the map of the same names in another order; none for the order of `from_names`.
 
         names: may have more. Raises UsageError for a name that is missing, and for numbers.
@@ -113,14 +113,14 @@ class NumberFormat(NamedTuple):
     percent: bool = False
 
     def parse(self, text: str) -> float | None:
-        """Parses a number in this format, as `parse_float` does; a percentage is the number before its sign."""
+        """Parses a number in this format like `parse_float_or_nonfinite`; a percentage is the number before its sign."""
         text = text.translate(_EQUIVALENT_SIGNS)
         if self.percent:
             if not text.endswith("%"):
                 return None
             text = text[:-1].rstrip()
         if self.decimal == "." and not self.thousands:
-            return parse_float(text)
+            return parse_float_or_nonfinite(text)
         grouped = rf"[1-9][0-9]{{0,2}}(?:{re.escape(self.thousands)}[0-9]{{3}})+|" if self.thousands else ""
         if not re.fullmatch(rf"[+-]?(?:{grouped}[0-9]+)(?:{re.escape(self.decimal)}[0-9]+)?", text):
             return None
@@ -182,7 +182,7 @@ def infer_label_kind(cells: Sequence[LabelCell]) -> LabelKind:
     return "number" if has_fractions or is_amount or len(numbers) > MAX_INTEGER_CLASSES else "class"
 
 
-def normalize_label_cell(value: Any) -> LabelCell | None:
+def convert_label_cell_to_text(value: Any) -> LabelCell | None:
     """Returns a value of a label column as stripped text, or as several texts.
 
     Returns "" for an empty value, and None for a value that cannot be a label. True and False are spelled as in JSON, a
@@ -200,7 +200,7 @@ def normalize_label_cell(value: Any) -> LabelCell | None:
         case float():
             return "" if math.isnan(value) else str(int(value)) if value.is_integer() else repr(value)
         case list():
-            cells = [normalize_label_cell(item) for item in value]
+            cells = [convert_label_cell_to_text(item) for item in value]
             return tuple(str(c) for c in cells if c) if all(isinstance(c, str) for c in cells) else None
     return None
 

@@ -38,31 +38,31 @@ class MultiLabelTask(HeadTask):
             what = f"there are {len(self.threshold_C)} thresholds for {len(spec.labels)} labels"
             raise UsageError(what, where="objective.thresholds", fix="give one for each, in their order")
 
-    def fit_decision(self, scores_RC: Floats, true_RC: Floats) -> None:
+    def fit_decision(self, scores_RC: Floats, encoded_labels_RK: Floats) -> None:
         p_RC = self.compute_probabilities(scores_RC)
-        self.threshold_C = np.array(self._spec.thresholds or fit_f1_thresholds(p_RC, true_RC > 0.5))
+        self.threshold_C = np.array(self._spec.thresholds or fit_f1_thresholds(p_RC, encoded_labels_RK > 0.5))
 
     def compute_probabilities(self, scores_RC: Floats) -> Floats:
         with np.errstate(over="ignore"):  # far below 0 it is 1 / inf
             return 1 / (1 + np.exp(-scores_RC))
 
-    def compute_metrics(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
+    def compute_metrics(self, scores_RC: Floats, encoded_labels_RK: Floats) -> MetricValues:
         p_RC = self.compute_probabilities(scores_RC)
-        figures = metrics.multi_label_metrics(true_RC > 0.5, p_RC > self.threshold_C, self.labels)
+        figures = metrics.multi_label_metrics(encoded_labels_RK > 0.5, p_RC > self.threshold_C, self.labels)
         figures["thresholds"] = self.threshold_C.tolist()
-        p_P, true_P = p_RC.ravel(), true_RC.ravel() > 0.5
+        p_P, true_P = p_RC.ravel(), encoded_labels_RK.ravel() > 0.5
         return figures | {"calibration": metrics.calibration_metrics(np.stack([1 - p_P, p_P], 1), true_P.astype(int))}
 
-    def find_mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[Misprediction]:
+    def find_mistakes(self, scores_RC: Floats, encoded_labels_RK: Floats) -> list[Misprediction]:
         p_RC = np.nan_to_num(self.compute_probabilities(scores_RC))
         above_RC = p_RC > self.threshold_C
         # Of labels that are predicted rightly 0.
-        confidence_RC = np.where(above_RC != (true_RC > 0.5), np.where(above_RC, p_RC, 1 - p_RC), 0.0)
+        confidence_RC = np.where(above_RC != (encoded_labels_RK > 0.5), np.where(above_RC, p_RC, 1 - p_RC), 0.0)
         mistakes = []
         for i in sorted(np.flatnonzero(confidence_RC.any(1)).tolist(), key=lambda i: -confidence_RC[i].max()):
             column = int(confidence_RC[i].argmax())
             confidence, sign = float(confidence_RC[i, column]), 1 if above_RC[i, column] else -1
-            true, predicted = (SEPARATOR.join(self.choose_label(p_C)) for p_C in (true_RC[i], p_RC[i]))
+            true, predicted = (SEPARATOR.join(self.choose_label(p_C)) for p_C in (encoded_labels_RK[i], p_RC[i]))
             mistakes.append(Misprediction(i, column, true, predicted, confidence, sign))
         return mistakes
 

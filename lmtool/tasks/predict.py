@@ -16,17 +16,17 @@ from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, Ro
 from lmtool.recipe.spec.text import Data
 from lmtool.runs.directory import Run
 from lmtool.runs.load import LoadedModel
-from lmtool.runs.reference import with_saved_calibration
+from lmtool.runs.reference import with_unset_calibration_filled
 from lmtool.tasks.build import build_task, get_row_kind, get_task_class
 from lmtool.tasks.classification import set_decision_rule
-from lmtool.tasks.embedding import with_inferred_loss
+from lmtool.tasks.embedding import with_inferred_or_checked_loss
 from lmtool.tasks.heads import HeadTask
 from lmtool.tasks.labels import LabelKind, LabelMap
 from lmtool.tasks.reading import LabelledRow, LabelledTable, read_labelled_table, stream_unlabelled_rows
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns, choose_columns
-from lmtool.tasks.task import Cells, Prediction, Task, TaskModel
+from lmtool.tasks.task import Cells, ModelWithObjective, Prediction, Task
 from lmtool.tokenization.tokenizer import find_word_spans
 
 AS_IN_TRAINING = Data()
@@ -38,7 +38,7 @@ CHUNK_ROWS = 512
 
 def can_predict_tables(reference: str) -> bool:
     """Returns whether a run predicts rows of tables; reads no weights."""
-    recipe, _ = resolve_reference(reference).read_unverified_recipe()
+    recipe, _ = resolve_reference(reference).read_unverified_or_trained_recipe()
     return isinstance(recipe.objective, RowSpec)
 
 
@@ -60,7 +60,7 @@ def evaluate_tables(
         cost_table_path: table of costs, see `set_decision_rule`.
         print_line: called with a line about inferred columns.
     """
-    with loaded.use_process_group() as loaded:
+    with loaded.join_process_group_once() as loaded:
         for source in sources:
             rows, task_of_table = read_labelled_rows_and_task(loaded, source, task_name, read_options)
             if skipped is not None:
@@ -83,13 +83,13 @@ def read_labelled_rows_and_task(
     spec, data, labels, kind = loaded.recipe.objective, loaded.recipe.data, None, None
     if isinstance(spec, Embedding):
         # The rows need not be of the kind that trained the model.
-        table, requested = open_table_like_training(source, data, read_options), read_options
+        table, requested = open_table_in_training_format(source, data, read_options), read_options
         trained = tuple(filter(None, (*data.text_columns, data.label_column)))
         if trained and all(find_matching_column(name, table.names) for name in trained):
             requested = _override(data, read_options)
         columns = trained_columns = choose_columns(table, requested, kind="related")
         kind = get_task_class(spec).get_label_kind(spec, columns)
-        spec = with_inferred_loss(spec.with_unvalidated_values({"loss": "auto"}), columns)
+        spec = with_inferred_or_checked_loss(spec.with_unvalidated_values({"loss": "auto"}), columns)
         loaded = replace(loaded, recipe=loaded.recipe.with_unvalidated_values({"objective": spec}))
     else:
         table, columns, trained_columns = _open_with_columns(loaded, source, task_name, read_options, labelled=True)
@@ -106,7 +106,7 @@ def read_labelled_rows_and_task(
         merges=data.merge_labels | read_options.merge_labels,
     )
     classes = rows.labels.names if kind is None and rows.labels is not None and rows.labels.kind == "class" else ()
-    return rows, build_trained_task(loaded, task_name, trained_columns, classes)
+    return rows, build_task_with_saved_calibration(loaded, task_name, trained_columns, classes)
 
 
 def predict_labelled_rows(
@@ -115,7 +115,7 @@ def predict_labelled_rows(
     """Predicts the labelled rows of a table; returns the rows and the predictions. Raises as `evaluate_tables` does."""
     _check_can_predict_rows(loaded)
     rows, task_of_table = read_labelled_rows_and_task(loaded, source, task_name, read_options)
-    with loaded.use_process_group() as loaded:
+    with loaded.join_process_group_once() as loaded:
         cells = task_of_table.predict_cells(make_task_model(loaded), task_of_table.encode(rows.items))
         return rows, [prediction for prediction, *_ in cells]
 
@@ -137,7 +137,7 @@ def reads_conversations(loaded: LoadedModel, read_options: Data = AS_IN_TRAINING
     return _override(loaded.recipe.data, read_options).messages_column is not None
 
 
-class TablePredictions(NamedTuple):
+class LazyTablePredictions(NamedTuple):
     """Lazy predictions for the rows of a table.
 
     Args:
@@ -157,26 +157,26 @@ class TablePredictions(NamedTuple):
 
 def predict_table_lazily(
     loaded: LoadedModel, source: str, task_name: str = "", read_options: Data = AS_IN_TRAINING
-) -> TablePredictions:
+) -> LazyTablePredictions:
     """Predicts every row of a table in bounded memory. Bad rows raise, or are skipped.
 
     task_name, read_options: as for `evaluate_tables`. Raises UsageError unless the run was fine-tuned on a table, and
     the errors of tables.
     """
     table, columns, trained_columns = _open_with_columns(loaded, source, task_name, read_options, labelled=False)
-    trained_task = build_trained_task(loaded, task_name, trained_columns, ())
+    trained_task = build_task_with_saved_calibration(loaded, task_name, trained_columns, ())
     skipped = SkippedRowCounts() if loaded.recipe.data.skip_bad_rows or read_options.skip_bad_rows else None
 
     def predict_rows() -> Iterator[tuple[Row, Cells]]:
         rows = stream_unlabelled_rows(table, columns, skipped, chat=loaded.prompt_format.chat)
-        with loaded.use_process_group() as joined:
+        with loaded.join_process_group_once() as joined:
             while chunk := list(islice(rows, CHUNK_ROWS)):
                 encoded = trained_task.encode([item for _, item in chunk])
                 cells = trained_task.predict_cells(make_task_model(joined), encoded)
                 yield from zip((row for row, _ in chunk), cells, strict=True)
 
     description = columns.describe() if columns.are_inferred else ""
-    return TablePredictions(table, trained_task.output_columns, predict_rows(), skipped, trained_task, description)
+    return LazyTablePredictions(table, trained_task.output_columns, predict_rows(), skipped, trained_task, description)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class LabelPredictor:
             what = "this run does not classify: it was not fine-tuned on labels"
             fix = "run lmtool finetune on a table with labels, or name another run"
             raise UsageError(what, where=str(loaded.run_path), fix=fix)
-        return cls(loaded, build_trained_task(loaded, "", Columns(get_text_columns(loaded)), ()))
+        return cls(loaded, build_task_with_saved_calibration(loaded, "", Columns(get_text_columns(loaded)), ()))
 
     def encode(self, rows: Sequence[str | tuple[str, ...]]) -> list[EncodedRow]:
         """Encodes rows as token ids, a question as several windows.
@@ -211,26 +211,28 @@ class LabelPredictor:
     def compute_probabilities(self, rows: Sequence[EncodedRow]) -> Floats:
         """Computes the probability of each class or label, or the number, for encoded rows (R, C)."""
         task = cast(HeadTask, self.task)
-        with self.loaded.use_process_group() as loaded:
+        with self.loaded.join_process_group_once() as loaded:
             scores_RC, _ = task.compute_scores(make_task_model(loaded), rows)
         return task.compute_probabilities(scores_RC)
 
     def predict(self, rows: Sequence[EncodedRow]) -> list[Prediction]:
         """Predicts encoded rows."""
-        with self.loaded.use_process_group() as loaded:
+        with self.loaded.join_process_group_once() as loaded:
             return self.task.predict(make_task_model(loaded), rows)
 
 
-def build_trained_task(loaded: LoadedModel, task_name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
+def build_task_with_saved_calibration(
+    loaded: LoadedModel, task_name: str, columns: Columns, labels: tuple[str, ...]
+) -> Task:
     """Builds the task that a model was fine-tuned on, with its calibration. See `build_task`."""
     figures = Run.open(loaded.run_path).results_by_task.get("", {})
-    recipe = with_saved_calibration(loaded.recipe, figures, loaded.step)
+    recipe = with_unset_calibration_filled(loaded.recipe, figures, loaded.step)
     return build_task(recipe, loaded.prompt_format, task_name, columns, labels)
 
 
-def make_task_model(loaded: LoadedModel) -> TaskModel:
+def make_task_model(loaded: LoadedModel) -> ModelWithObjective:
     """Returns a loaded model as a model for rows."""
-    return TaskModel(loaded.model, loaded.objective, loaded.compute)
+    return ModelWithObjective(loaded.model, loaded.objective, loaded.compute)
 
 
 class _TableWithColumns(NamedTuple):
@@ -254,7 +256,7 @@ def _open_with_columns(
         what = f"the run has no task {task_name!r:.40}" if task_name else "the run was trained on several tasks"
         fix = f"name one: --task {known}" if known else "omit --task: it was trained on one table"
         raise UsageError(what, where=str(loaded.run_path), fix=fix)
-    table = open_table_like_training(source, data, read_options)
+    table = open_table_in_training_format(source, data, read_options)
     requested = _override(data, read_options)
     if not labelled:
         requested = requested.with_unvalidated_values({"label_column": None, "target_column": None})
@@ -274,7 +276,7 @@ def _open_with_columns(
     return _TableWithColumns(table, columns, replace(columns, texts=data.text_columns) if n_texts else columns)
 
 
-def open_table_like_training(source: str, trained: Data, read_options: Data) -> Table:
+def open_table_in_training_format(source: str, trained: Data, read_options: Data) -> Table:
     """Opens another table in the format that `read_options` names, else in the inferred one, else in that of training.
 
     Raises the errors of tables.

@@ -11,7 +11,7 @@ from typing import Any
 from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.notices import Notice
 from lmtool.data.rowfile import find_matching_column
-from lmtool.data.table import SkippedRowCounts, Table, open_table, parse_float
+from lmtool.data.table import SkippedRowCounts, Table, open_table, parse_float_or_nonfinite
 from lmtool.errors import DataError, UsageError
 from lmtool.objective import build_objective
 from lmtool.printable import format_count
@@ -22,7 +22,7 @@ from lmtool.runs.files import SavedSplit, TableSplit
 from lmtool.tasks.build import build_task, get_default_metric, get_task_class, resolve_objective
 from lmtool.tasks.data import TableData, TaskRows
 from lmtool.tasks.findings import find_table_problems
-from lmtool.tasks.labels import LabelMap, normalize_label_cell
+from lmtool.tasks.labels import LabelMap, convert_label_cell_to_text
 from lmtool.tasks.reading import (
     LabelledTable,
     find_label_index,
@@ -69,7 +69,7 @@ class TaskTables:
         if label is None:
             return self.table.n_rows
         records = self.table.file.read_rows_and_faults()
-        return sum(1 for _, values, fault in records if fault or normalize_label_cell(values[label]) != "")
+        return sum(1 for _, values, fault in records if fault or convert_label_cell_to_text(values[label]) != "")
 
 
 def open_training_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
@@ -104,7 +104,7 @@ def parse_tables_and_weights(data: Data) -> dict[str, tuple[str, float]]:
         if name in tables:
             raise UsageError(f"two tasks are named {name}", where="data.tasks", fix="give each a name of its own")
         file, _, last = rest.rpartition(":")
-        weight = parse_float(last) if file else None
+        weight = parse_float_or_nonfinite(last) if file else None
         tables[name] = (file, weight) if weight is not None and 0 < weight < math.inf else (rest, 1.0)
     return tables
 
@@ -331,7 +331,7 @@ def read_and_split_task_tables(
     train = read_rows(task.table, task.columns, kind=kind, labels=labels)
     if labels is None and train.labels is not None and isinstance(recipe.objective, Classification | Tagging):
         kept = label_order if {*label_order} == {*train.labels.names} else ()
-        train = replace(train, labels=train.labels.with_order(recipe.objective.labels or kept))
+        train = replace(train, labels=train.labels.with_ordered_superset(recipe.objective.labels or kept))
     notices = [*train.notices, *_make_skip_notices(train.skipped)]
 
     def read_other_table(source: str) -> LabelledTable:

@@ -25,9 +25,9 @@ from lmtool.generation.params import AnyParams
 from lmtool.printable import align_columns, format_count
 from lmtool.recipe.spec.text import Data
 from lmtool.runs.load import LoadedModel
-from lmtool.tasks.labels import LabelMap, normalize_label_cell
+from lmtool.tasks.labels import LabelMap, convert_label_cell_to_text
 from lmtool.tasks.metrics import MetricValues, class_metrics
-from lmtool.tasks.predict import AS_IN_TRAINING, CHUNK_ROWS, TablePredictions, open_table_like_training
+from lmtool.tasks.predict import AS_IN_TRAINING, CHUNK_ROWS, LazyTablePredictions, open_table_in_training_format
 from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_unlabelled_rows
 from lmtool.tasks.schema import Columns, choose_columns
 from lmtool.tasks.task import Cells
@@ -48,7 +48,7 @@ class PromptTemplate:
 
     Args:
         template: text with fields in braces, each the name of a column or `text`.
-        answers: as in `parse_answers_option`.
+        answers: as in `parse_answers_or_use_labels`.
         calibrate: divides by the probabilities of the answers to CONTENT_FREE_TEXTS.
     """
 
@@ -169,7 +169,7 @@ class PromptingResults:
         ]
 
 
-def parse_answers_option(values: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
+def parse_answers_or_use_labels(values: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
     """Returns the answer for each label.
 
     values: labels that are answers themselves, or each LABEL=TEXT; by default all labels. Raises UsageError for labels
@@ -203,18 +203,18 @@ def evaluate_prompts(
     Processes share the rows. read_options, skipped: as for `evaluate_tables`. Raises UsageError for prompts and answers
     that do not fit the table or the model, and the errors of tables.
     """
-    table = open_table_like_training(source, loaded.recipe.data, read_options)
+    table = open_table_in_training_format(source, loaded.recipe.data, read_options)
     columns = prompt.choose_columns(table, read_options)
     assert columns.label is not None
     label = table.names.index(columns.label)
     rows = table.rows(SkippedRowCounts() if read_options.skip_bad_rows else None)
-    cells = {normalize_label_cell(row.values[label]) for row in rows}
+    cells = {convert_label_cell_to_text(row.values[label]) for row in rows}
     merges = read_options.merge_labels
     labels = LabelMap.from_names("class", (merges.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))
     texts = read_labelled_table(table, columns, labels=labels, skip_bad_rows=read_options.skip_bad_rows, merges=merges)
     if skipped is not None:
         skipped.kinds.update(texts.skipped.kinds)
-    answers = parse_answers_option(prompt.answers, labels.names)
+    answers = parse_answers_or_use_labels(prompt.answers, labels.names)
     texts_by_name = {f"{table.path.name}, row {item.row}": item.texts for item in texts.items}
     if prompt.calibrate:
         n_texts = len(columns.texts)
@@ -223,7 +223,7 @@ def evaluate_prompts(
     # Answers follow a space, or the whitespace at the end of the prompt.
     gaps = [" " * (text == text.rstrip()) for text in prompts]
     pairs = [[(text, gap + answer) for answer in answers.values()] for text, gap in zip(prompts, gaps, strict=True)]
-    with loaded.use_process_group() as loaded:
+    with loaded.join_process_group_once() as loaded:
         scored_PA = score_continuations(loaded, pairs, list(texts_by_name), report=report)
     total_PA = np.array([[one.total for one in scored] for scored in scored_PA])
     tokens_PA = np.array([[one.n_tokens for one in scored] for scored in scored_PA])
@@ -247,14 +247,14 @@ def generate_answers_lazily(
     prompt: PromptTemplate,
     params: AnyParams,
     read_options: Data = AS_IN_TRAINING,
-) -> TablePredictions:
+) -> LazyTablePredictions:
     """Generates an answer after the prompt of each row of a table, in bounded memory.
 
     The output columns are the stripped answer, and why it ended; see `Completion`. Raises as `evaluate_prompts`, and as
     `TextGenerator.generate` does.
     """
     trained = generator.loaded.recipe.data
-    table = open_table_like_training(source, trained, read_options)
+    table = open_table_in_training_format(source, trained, read_options)
     columns = prompt.choose_columns(table, read_options, labelled=False)
     skipped = SkippedRowCounts() if trained.skip_bad_rows or read_options.skip_bad_rows else None
 
@@ -266,7 +266,7 @@ def generate_answers_lazily(
             for (row, _), completion in zip(chunk, completions, strict=True):
                 yield row, (completion.text.strip(), completion.finish_reason)
 
-    return TablePredictions(table, ("answer", "finish"), generate_rows(), skipped)
+    return LazyTablePredictions(table, ("answer", "finish"), generate_rows(), skipped)
 
 
 def calibrate_scores(score_RA: Floats, content_free_FA: Floats) -> Floats:

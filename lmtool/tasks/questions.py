@@ -23,7 +23,7 @@ from lmtool.tasks.metrics import MetricValues, compute_word_f1, exact_match, fin
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
-from lmtool.tasks.task import Cells, FormattedNumber, Prediction, Task, TaskModel, list_worst_and_best_rows
+from lmtool.tasks.task import Cells, FormattedNumber, ModelWithObjective, Prediction, Task, list_worst_and_best_rows
 from lmtool.tokenization.prompt_format import PromptFormat
 
 
@@ -98,7 +98,7 @@ class SpanTask(Task):
         windows = []
         for start in range(0, max(1, len(context) - room + stride), stride):
             stop = min(start + room, len(context))
-            tokens, segments, _ = prompt_format.encode_row([question, context[start:stop]])
+            tokens, segments, _ = prompt_format.encode_and_truncate_row([question, context[start:stop]])
             if ends:
                 tokens = np.append(tokens, tokenizer.eos_id)
                 segments = None if segments is None else np.append(segments, segments[-1])
@@ -115,7 +115,7 @@ class SpanTask(Task):
         return windows
 
     def _extract_answers_and_loss(
-        self, model: TaskModel, rows: Sequence[EncodedRow]
+        self, model: ModelWithObjective, rows: Sequence[EncodedRow]
     ) -> tuple[list[BestAnswerSpan], float]:
         """Finds the best span of each question; returns it and the mean loss of a window, NaN without answers."""
         windows = cast(Sequence[ContextWindow], rows)
@@ -151,7 +151,7 @@ class SpanTask(Task):
                 best, span = float(sum_N[at]), (at, at + length)
         return np.array([best, *span, null])
 
-    def calibrate(self, model: TaskModel, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
+    def calibrate(self, model: ModelWithObjective, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
         self._fit_null_threshold(self._extract_answers_and_loss(model, rows)[0], _get_questions(rows))
 
     def _fit_null_threshold(self, extracted: Sequence[BestAnswerSpan], questions: Sequence[LabelledRow]) -> None:
@@ -161,13 +161,13 @@ class SpanTask(Task):
             has_answer = [bool(item.answers) for item in questions]
             self.threshold = find_best_null_threshold([one.null_score for one in extracted], scores, has_answer)
 
-    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
+    def validate(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> ValidationResult:
         extracted, loss = self._extract_answers_and_loss(model, rows)
         questions = _get_questions(rows)
         self._fit_null_threshold(extracted, questions)
         return self.make_validation(loss, _compute_metrics(self._select_texts(extracted), questions))
 
-    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: ModelWithObjective, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         extracted, loss = self._extract_answers_and_loss(model, rows)
         questions, texts = _get_questions(rows), self._select_texts(extracted)
         figures = _compute_metrics(texts, questions)
@@ -184,12 +184,12 @@ class SpanTask(Task):
         sentences = list_worst_and_best_rows("f1", scores, get_row)
         return Results(part, step, len(questions), loss, figures, [], (), decoding=how, sentences=sentences)
 
-    def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
+    def predict_cells(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> list[Cells]:
         extracted, _ = self._extract_answers_and_loss(model, rows)
         pairs = zip(extracted, self._select_texts(extracted), strict=True)
         return [(text, one.start if text else None, FormattedNumber(one.null_score, ".6g")) for one, text in pairs]
 
-    def predict(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Prediction]:
+    def predict(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> list[Prediction]:
         answers = self.predict_cells(model, rows)
         return [Prediction(str(text), {}, start=cast(int | None, start)) for text, start, _ in answers]
 

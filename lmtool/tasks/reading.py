@@ -22,8 +22,8 @@ from lmtool.tasks.cells import (
     parse_answers,
     parse_label_or_empty,
     parse_nonblank_text,
-    parse_tags,
-    parse_text,
+    parse_tag_list,
+    parse_text_or_empty,
     parse_tools,
     parse_words,
     repair_bio_tags,
@@ -35,11 +35,11 @@ from lmtool.tasks.labels import (
     LabelCell,
     LabelKind,
     LabelMap,
+    convert_label_cell_to_text,
     get_label_names,
     infer_label_kind,
     infer_number_format,
     merge_and_count_labels,
-    normalize_label_cell,
     split_label_names,
 )
 from lmtool.tasks.notices import find_misspelt_labels, format_merge_option, make_label_notices
@@ -266,7 +266,7 @@ def _drop_unusable_rows(
             n_left_out["blank rows"] += 1
         elif gold is not None and row.values[gold] == NO_AGREEMENT:
             n_left_out["rows without agreement"] += 1
-        elif label is not None and normalize_label_cell(row.values[label]) == "":
+        elif label is not None and convert_label_cell_to_text(row.values[label]) == "":
             n_left_out["rows without a label"] += 1
         else:
             yield row
@@ -303,13 +303,13 @@ def _make_row_parser(
             return empty._replace(texts=(text,), target=target, messages=messages, tools=tools)
         if columns.kind == "words":
             words = parse(row, columns.texts[-1], parse_words)
-            tags = None if columns.label is None else parse(row, columns.label, parse_tags, len(words))
+            tags = None if columns.label is None else parse(row, columns.label, parse_tag_list, len(words))
             return empty._replace(texts=words, label=tags)
-        texts = tuple([parse(row, name, parse_text) for name in columns.texts])
+        texts = tuple([parse(row, name, parse_text_or_empty) for name in columns.texts])
         if columns.kind == "questions":
             answers = None if columns.label is None else parse(row, columns.label, parse_answers, texts[1])
             return empty._replace(texts=texts, answers=answers)
-        if columns.input is not None and (more := parse(row, columns.input, parse_text)).strip():
+        if columns.input is not None and (more := parse(row, columns.input, parse_text_or_empty)).strip():
             texts = (f"{texts[0]}\n\n{more}",)
         if columns.label is None and columns.target is None:
             return empty._replace(texts=texts)

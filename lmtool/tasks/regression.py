@@ -46,8 +46,10 @@ class RegressionTask(HeadTask):
     def compute_probabilities(self, scores_RC: Floats) -> Floats:
         return scores_RC * self._scale + self._center
 
-    def compute_metrics(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
-        true_R, predicted_R = (self.compute_probabilities(scaled_RC)[:, 0] for scaled_RC in (true_RC, scores_RC))
+    def compute_metrics(self, scores_RC: Floats, encoded_labels_RK: Floats) -> MetricValues:
+        true_R, predicted_R = (
+            self.compute_probabilities(scaled_RC)[:, 0] for scaled_RC in (encoded_labels_RK, scores_RC)
+        )
         return metrics.regression_metrics(true_R, predicted_R)
 
     def choose_label(self, p_C: Floats) -> float:

@@ -22,7 +22,7 @@ EVALUATION_RNG = np.random.Generator(np.random.PCG64(0))
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """One row of a table as token ids; see `PromptFormat.encode_row` and `PromptFormat.encode_source_and_target`.
+    """One row of a table as token ids; see `encode_and_truncate_row` and `encode_source_and_target` of `PromptFormat`.
 
     Args:
         number: of the row in its table.
@@ -97,7 +97,7 @@ class TableExamples:
             examples.append(row.to_example(rng))
         return examples
 
-    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def list_distinct_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Returns the distinct row numbers of the samples in the table, sorted."""
         return sorted({self._rows[i].number for i in self._find_rows(sample_S)})
 

@@ -36,7 +36,7 @@ from lmtool.data.rowfile import DelimitedFile, count_words, find_matching_column
 from lmtool.data.table import SkippedRowCounts, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.labels import MAX_INTEGER_CLASSES, LabelCell, infer_label_kind, normalize_label_cell
+from lmtool.tasks.labels import MAX_INTEGER_CLASSES, LabelCell, convert_label_cell_to_text, infer_label_kind
 
 RowKind = Literal["texts", "words", "questions", "related"]
 """What a row holds. texts: one or several, with a label or a target. words: with a tag for each. questions: a question
@@ -214,7 +214,7 @@ class TableSample:
     def count_possible_classes(self, name: str) -> int:
         """Counts the different cells if these may be classes: at most MAX_INTEGER_CLASSES that recur, none empty;
         returns 0 otherwise."""
-        values = [normalize_label_cell(cell) for cell in self.cells[name]]
+        values = [convert_label_cell_to_text(cell) for cell in self.cells[name]]
         n = len(set(values)) if all(values) else 0
         return n if 2 <= n <= MAX_INTEGER_CLASSES and n < len(values) else 0
 
@@ -223,7 +223,7 @@ class TableSample:
         columns = {normalize_name(name): name for name in reversed(self.names) if name not in exclude}
         return next(((columns[a], columns[b]) for a, b in pairs if a in columns and b in columns), ())
 
-    def assign_columns_to_roles(
+    def assign_found_columns_to_roles(
         self, roles: Sequence[ColumnRole], labelled: bool, columns_by_user: Mapping[str, Sequence[str]]
     ) -> dict[str, list[str]]:
         """Returns the columns that the user named by role, and conventionally named columns for other roles."""
@@ -239,7 +239,7 @@ class TableSample:
 
     def try_to_assign_all_roles(self, roles: Sequence[ColumnRole], labelled: bool) -> dict[str, list[str]] | None:
         """Returns a conventionally named column for each role; None if a required role has none."""
-        found = self.assign_columns_to_roles(roles, labelled, {})
+        found = self.assign_found_columns_to_roles(roles, labelled, {})
         needed = [role.key for role in roles if not role.is_optional and (labelled or role.key not in LABEL_ROLES)]
         return found if all(len(found.get(key, ())) >= needed.count(key) for key in needed) else None
 
@@ -262,7 +262,7 @@ class TableSample:
             for name, cells in self.cells.items()
         }
 
-    def have_same_texts(self, name: str, other: str) -> bool:
+    def have_nearly_same_texts(self, name: str, other: str) -> bool:
         """Returns whether two columns hold the same texts, apart from case, punctuation, parse trees and additions."""
         n_compared = n_same = 0
         for pair in zip(self._words_of_first_texts[name], self._words_of_first_texts[other], strict=True):
@@ -277,7 +277,7 @@ class TableSample:
         """Returns the columns without those that hold the same texts as an earlier one."""
         kept: list[str] = []
         for name in names:
-            if not any(self.have_same_texts(name, other) for other in kept):
+            if not any(self.have_nearly_same_texts(name, other) for other in kept):
                 kept.append(name)
         return kept
 
@@ -301,7 +301,9 @@ class TableSample:
             or len(cells) < MIN_ROWS_PER_CLASS * n
         ):
             return False
-        pairs = zip(map(normalize_label_cell, cells), map(normalize_label_cell, self.cells[other]), strict=True)
+        pairs = zip(
+            map(convert_label_cell_to_text, cells), map(convert_label_cell_to_text, self.cells[other]), strict=True
+        )
         return len(set(pairs)) == n
 
 
@@ -395,7 +397,9 @@ def choose_columns(
     if kind != "texts":
         return _choose_annotated_columns(sample, kind, named, labelled)
     if named.messages_column:
-        found = sample.assign_columns_to_roles(CONVERSATION_ROLES, labelled, {"messages": [named.messages_column]})
+        found = sample.assign_found_columns_to_roles(
+            CONVERSATION_ROLES, labelled, {"messages": [named.messages_column]}
+        )
         return _make_columns(found, by_user=("messages", "tools"))
     if named.source_column or named.target_column or named.input_column:
         return _choose_source_target_columns(sample, named, labelled)
@@ -493,7 +497,7 @@ def _find_related_text_columns(sample: TableSample) -> tuple[str, ...]:
     cells mostly differ. Returns nothing if there are no such columns."""
     negatives = tuple(name for name in sample.names if fold_name(name).rstrip("0123456789") in NEGATIVE_NAMES)
     pairs = [(anchor, positive) for positive in POSITIVE_NAMES for anchor in ANCHOR_NAMES]
-    pair = sample.find_pair([*pairs, *TEXT_PAIR_NAMES]) or _find_numbered_text_columns(sample)
+    pair = sample.find_pair([*pairs, *TEXT_PAIR_NAMES]) or _find_numbered_text_pair(sample)
     if pair := pair or sample.find_pair(SOURCE_TARGET_NAMES):
         return (*pair, *negatives)
     if pair := _find_language_pair_columns(sample):
@@ -534,7 +538,7 @@ def _choose_annotated_columns(sample: TableSample, kind: RowKind, named: Data, l
     """Chooses the columns of sentences with tags, or of questions."""
     names = {"texts": named.text_columns, "label": [named.label_column] if labelled and named.label_column else ()}
     by_user = {role: columns for role, columns in names.items() if columns}
-    found = sample.assign_columns_to_roles(ANNOTATED_ROLES[kind], labelled, by_user)
+    found = sample.assign_found_columns_to_roles(ANNOTATED_ROLES[kind], labelled, by_user)
     _, texts, label = ANNOTATED_ROWS[kind]
     if len(found.get("texts", ())) != sum(role.key == "texts" for role in ANNOTATED_ROLES[kind]):
         raise _uninferable_columns_error(sample, {"--text-column": f"the {texts}"})
@@ -571,7 +575,7 @@ def _find_language_pair_columns(sample: TableSample) -> tuple[str, ...]:
     return ()
 
 
-def _find_numbered_text_columns(sample: TableSample, exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
+def _find_numbered_text_pair(sample: TableSample, exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
     """Finds two columns of texts whose names differ in a last digit or letter, such as sentence1 and sentence2."""
     plain = {normalize_name(name): name for name in sample.names if name not in exclude and sample.has_header}
     for (first, one), (second, two) in combinations(plain.items(), 2):
@@ -648,7 +652,7 @@ def _find_read_and_ignored_text_columns_by_name(
     if len(others) == 1 and (label is not None or not labelled):
         return tuple(others), ()
     usual = [name for name in others if normalize_name(name) in TEXT_NAMES and not sample.is_constant(name)]
-    texts = sample.find_pair(TEXT_PAIR_NAMES, (label,)) or _find_numbered_text_columns(sample, (label,))
+    texts = sample.find_pair(TEXT_PAIR_NAMES, (label,)) or _find_numbered_text_pair(sample, (label,))
     if not usual and label is not None:
         texts = texts or sample.find_pair(SOURCE_TARGET_NAMES, (label,))
     if not texts:
@@ -724,8 +728,8 @@ def _find_label_column_by_name(sample: TableSample, texts: Sequence[str]) -> str
         found = list(dict.fromkeys((*found, *_count_classes_by_column(sample, texts), *amounts)))
         found = sample.drop_columns_with_renamed_classes(found)
     elif len(found) == 1:
-        values = set(map(normalize_label_cell, sample.cells[found[0]]))
-        similar = [name for name in candidates if set(map(normalize_label_cell, sample.cells[name])) == values]
+        values = set(map(convert_label_cell_to_text, sample.cells[found[0]]))
+        similar = [name for name in candidates if set(map(convert_label_cell_to_text, sample.cells[name])) == values]
         found = similar if len(similar) > MAX_SIMILAR_LABELS and len(values) > 1 else found
     if len(found) > 1:
         raise _ambiguous_label_error(sample, found)
@@ -792,7 +796,7 @@ def infer_label_column(table: Table, requested: Data) -> str | None:
     return label if 0 < 2 * len(set(cells)) <= min(len(cells), 2 * MAX_INTEGER_CLASSES) else None
 
 
-def has_inferable_label(table: Table) -> bool:
+def has_inferable_columns(table: Table) -> bool:
     """Returns whether `choose_columns` finds all columns by itself, and a label whose cells recur or are numbers."""
     try:
         columns = choose_columns(table, kind=None)
@@ -806,7 +810,7 @@ def has_inferable_label(table: Table) -> bool:
 
 def _label_cells(sample: TableSample, label: str) -> list[LabelCell]:
     column = find_matching_column(label, sample.names) or label
-    return [cell for cell in map(normalize_label_cell, sample.cells[column]) if cell]
+    return [cell for cell in map(convert_label_cell_to_text, sample.cells[column]) if cell]
 
 
 def _uninferable_columns_error(sample: TableSample, unknown: Mapping[str, str]) -> DataError:

@@ -21,7 +21,7 @@ def hold_out_stratified(rows: LabelledTable, fraction: float, seed: int) -> Tabl
     Raises DataError if no row can be held out.
     """
     held_out: set[int] = set()
-    for groups in _group_and_shuffle_strata(rows, seed):
+    for groups in _stratify_and_group_row_indices(rows, seed):
         target = max(1, round(fraction * sum(map(len, groups))))
         n_taken = 0
         for group in groups[:-1]:
@@ -41,14 +41,14 @@ def hold_out_stratified(rows: LabelledTable, fraction: float, seed: int) -> Tabl
     return TableSplit(table=rows.table.source, train=train, test=test)
 
 
-def draw_stratified_folds(rows: LabelledTable, n_folds: int, seed: int) -> list[frozenset[int]]:
+def draw_stratified_row_number_folds(rows: LabelledTable, n_folds: int, seed: int) -> list[frozenset[int]]:
     """Divides rows into folds of about the same size for cross-validation; returns the row numbers of each fold.
 
     Each fold has about as many rows of each stratum, and rows with equal texts are in the same one, as in
     `hold_out_stratified`. There are fewer folds if there are fewer different texts.
     """
     folds: list[set[int]] = [set() for _ in range(n_folds)]
-    for groups in _group_and_shuffle_strata(rows, seed):
+    for groups in _stratify_and_group_row_indices(rows, seed):
         n_taken = [0] * n_folds
         for group in groups:
             smallest = min(range(n_folds), key=lambda k: (n_taken[k], len(folds[k])))
@@ -68,7 +68,7 @@ def apply_split(rows: LabelledTable, split: TableSplit) -> tuple[LabelledTable, 
     raise CheckpointError(what, where=display_path(rows.table.path), fix=fix)
 
 
-def _group_and_shuffle_strata(rows: LabelledTable, seed: int) -> list[list[list[int]]]:
+def _stratify_and_group_row_indices(rows: LabelledTable, seed: int) -> list[list[list[int]]]:
     """Returns the row indices of each stratum, in groups that stay in the same part, shuffled by the seed."""
     by_context = rows.columns.kind == "questions" and len({item.texts[1] for item in rows.items}) > 1
     groups: dict[tuple[str, ...], list[int]] = {}

@@ -11,7 +11,7 @@ from lmtool.data.store import STORE_MANIFEST
 from lmtool.data.table import open_table
 from lmtool.recipe.spec.text import Data
 from lmtool.runs.find import find_run_path_even_damaged
-from lmtool.tasks.schema import has_inferable_label
+from lmtool.tasks.schema import has_inferable_columns
 
 Subject = Literal["run", "table", "text", "tokens"]
 
@@ -19,7 +19,9 @@ STORE_FOLDERS = ("", "train", "valid")
 """Folders of token stores in the output of `lmtool tokenize`."""
 
 
-def infer_subject(names: Sequence[str], data: Data, *, is_text: bool, infer_labels_from_cells: bool = False) -> Subject:
+def infer_run_table_or_text(
+    names: Sequence[str], data: Data, *, is_text: bool, infer_labels_from_cells: bool = False
+) -> Subject:
     """Infers what names refer to. is_text: excludes tables.
 
     A file that may be a table or a text is a text if it has the text column, no column with a conventional name of a
@@ -42,7 +44,7 @@ def infer_subject(names: Sequence[str], data: Data, *, is_text: bool, infer_labe
                 return "table"
             table = open_table(name, data)
             is_table = data.column not in table.names or find_conventional_column(table.names, LABEL_NAMES) is not None
-            return "table" if is_table or (infer_labels_from_cells and has_inferable_label(table)) else "text"
+            return "table" if is_table or (infer_labels_from_cells and has_inferable_columns(table)) else "text"
         if name_without_compression(folder).endswith(TABLE_FORMATS):
             return "table"
     return "text"

@@ -22,7 +22,7 @@ from lmtool.tasks.reading import LabelledRow, LabelledTable
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
-from lmtool.tasks.task import MAX_LISTED_ROWS, MAX_TEXT_CHARACTERS, Cells, Prediction, Task, TaskModel
+from lmtool.tasks.task import MAX_LISTED_ROWS, MAX_TEXT_CHARACTERS, Cells, ModelWithObjective, Prediction, Task
 from lmtool.tokenization.prompt_format import PromptFormat
 
 Tags = tuple[str, ...]
@@ -69,7 +69,7 @@ class TaggingTask(Task):
         rows: list[EncodedRow] = []
         for item in items:
             ids, spans = self.prompt_format.tokenizer.encode_with_offsets(" ".join(item.texts))
-            tokens, segments, is_truncated = self.prompt_format.encode_row([np.array(ids, dtype=np.int64)])
+            tokens, segments, is_truncated = self.prompt_format.encode_and_truncate_row([np.array(ids, dtype=np.int64)])
             n_kept = len(tokens) - first - len(self.prompt_format.after) if ids else 0
             placed_W, first_W = _find_words_and_first_tokens(item.texts, spans[:n_kept])
             tags = cast(Tags | None, item.label)
@@ -78,7 +78,7 @@ class TaggingTask(Task):
             rows.append(TaggedRow(**vars(row), words=item.texts, tags=tags, placed_W=placed_W))
         return rows
 
-    def _predict_tags_and_loss(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[list[Tags], float]:
+    def _predict_tags_and_loss(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> tuple[list[Tags], float]:
         """Predicts the tags of rows; returns them and the mean loss of a word, NaN if the rows have no tags."""
         sentences = cast(Sequence[TaggedRow], rows)
 
@@ -96,11 +96,11 @@ class TaggingTask(Task):
             predicted.append(tuple(names))
         return predicted, evaluated.loss
 
-    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
+    def validate(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> ValidationResult:
         predicted, loss = self._predict_tags_and_loss(model, rows)
         return self.make_validation(loss, self.compute_metrics(_get_true_tags(rows), predicted))
 
-    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: ModelWithObjective, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         predicted, loss = self._predict_tags_and_loss(model, rows)
         true = _get_true_tags(rows)
         n_wrong = [sum(a != b for a, b in zip(*pair, strict=True)) for pair in zip(true, predicted, strict=True)]
@@ -118,10 +118,10 @@ class TaggingTask(Task):
             listed.append({"row": rows[i].number, "label": missed, "predicted": wrong, "text": text})
         return Results(part, step, len(rows), loss, self.compute_metrics(true, predicted), listed, self.labels)
 
-    def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
+    def predict_cells(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> list[Cells]:
         return [(list(tags),) for tags in self._predict_tags_and_loss(model, rows)[0]]
 
-    def predict(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Prediction]:
+    def predict(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> list[Prediction]:
         sentences = cast(Sequence[TaggedRow], rows)
         tags_of_rows = self._predict_tags_and_loss(model, rows)[0]
         return [Prediction(tags, {}, row.words) for tags, row in zip(tags_of_rows, sentences, strict=True)]

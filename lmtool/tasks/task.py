@@ -13,9 +13,9 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import ExecutionContext
-from lmtool.evaluation.loop import EvaluationSums, ValidationResult, evaluate_items
+from lmtool.evaluation.loop import EvaluationOutput, ValidationResult, evaluate_items
 from lmtool.model import LanguageModel
-from lmtool.model.heads import HeadedModel
+from lmtool.model.heads import LanguageModelWithTaskHead
 from lmtool.objective import Loss, Objective
 from lmtool.objective.heads import HeadObjective
 from lmtool.tasks.labels import LabelKind
@@ -71,14 +71,14 @@ ReadHeadScores = Callable[[Tensor, Batch, list[int]], Sequence[NDArray[Any]]]
 
 
 @dataclass(frozen=True)
-class TaskModel:
+class ModelWithObjective:
     """A model for the rows of a table. compute: its device and precision, and the processes that share the rows."""
 
     lm: LanguageModel
     objective: Objective
     compute: ExecutionContext
 
-    def evaluate(self, rows: Sequence[EncodedRow], read_scores: ReadHeadScores | None = None) -> EvaluationSums:
+    def evaluate(self, rows: Sequence[EncodedRow], read_scores: ReadHeadScores | None = None) -> EvaluationOutput:
         """Computes the loss of rows, and an array for each with `read_scores` of a head.
 
         The loss of a head is NaN if rows have no labels.
@@ -89,7 +89,7 @@ class TaskModel:
             if read_scores is None:
                 return self.objective.score(self.lm, batch), ()
             objective, is_labelled = cast(HeadObjective, self.objective), rows[indices[0]].label is not None
-            scores = cast(HeadedModel, self.lm).run_head(batch).scores
+            scores = cast(LanguageModelWithTaskHead, self.lm).run_head(batch).scores
             loss = objective.head_loss(self.lm, scores, batch) if is_labelled else None
             return loss, read_scores(scores, batch, indices)
 
@@ -157,7 +157,7 @@ class Task(ABC):
         """Encodes rows as token ids, in order; unknown labels and targets are None."""
 
     @abstractmethod
-    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
+    def validate(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> ValidationResult:
         """Computes the loss and the metrics of a model on labelled rows."""
 
     def make_validation(self, loss: float, figures: Mapping[str, Any]) -> ValidationResult:
@@ -166,18 +166,18 @@ class Task(ABC):
         return ValidationResult(loss, {metric: math.nan if v is None else float(v) for metric, v in chosen.items()})
 
     @abstractmethod
-    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: ModelWithObjective, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         """Computes full results of a model on labelled rows. part, step: see `Results`."""
 
     @abstractmethod
-    def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
+    def predict_cells(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> list[Cells]:
         """Predicts each row; returns the prediction and its probabilities as cells of a table."""
 
-    def predict(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Prediction]:
+    def predict(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> list[Prediction]:
         """Predicts each row; returns values."""
         return [Prediction(str(cells[0]), {}) for cells in self.predict_cells(model, rows)]
 
-    def calibrate(self, model: TaskModel, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
+    def calibrate(self, model: ModelWithObjective, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
         """Chooses temperature or thresholds on validation rows. held_out: whether these are not trained on."""
         return
 

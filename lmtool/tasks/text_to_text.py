@@ -20,7 +20,7 @@ from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
-from lmtool.tasks.task import Cells, Task, TaskModel, list_worst_and_best_rows
+from lmtool.tasks.task import Cells, ModelWithObjective, Task, list_worst_and_best_rows
 from lmtool.tokenization.chat import Message
 from lmtool.tokenization.merging import BpeDropout
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -78,7 +78,7 @@ class TextToTextTask(Task):
                 texts = (("user", source), ("assistant", answer))
                 messages = [Message(role=role, content=text) for role, text in texts if text is not None]
                 prompt_format = replace(self.prompt_format, chat=chat.with_tools(item.tools) if item.tools else chat)
-                turn = prompt_format.encode_conversation(item.messages or messages)
+                turn = prompt_format.encode_and_truncate_conversation(item.messages or messages)
                 if item.messages and item.messages[-1].get("tool_calls") and turn.target is not None:
                     answer = prompt_format.decode_generated(turn.target.tolist())
             else:
@@ -90,11 +90,11 @@ class TextToTextTask(Task):
             rows.append(row)
         return rows
 
-    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
+    def validate(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> ValidationResult:
         """Computes the mean of -log p over the tokens of all targets, in nats."""
         return ValidationResult(model.evaluate(rows).loss)
 
-    def compute_results(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+    def compute_results(self, model: ModelWithObjective, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         loss, answers = self.validate(model, rows).loss, self.generate(model, rows)
         decoding = "greedy" if self._num_beams == 1 else f"beam search, {self._num_beams} beams, mean log-probability"
         sentences = []
@@ -108,10 +108,10 @@ class TextToTextTask(Task):
         figures = self._compute_metrics(answers, rows)
         return Results(part, step, len(rows), loss, figures, [], self.labels, self.name, decoding, sentences=sentences)
 
-    def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
+    def predict_cells(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> list[Cells]:
         return [(text,) for text in self.generate(model, rows)]
 
-    def generate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[str]:
+    def generate(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> list[str]:
         """Generates the text of each row: by beam search, or greedily with one beam.
 
         Returns the best hypothesis of a beam search that repeats no phrase; see `choose_hypothesis_without_repeats`. A
@@ -124,7 +124,7 @@ class TextToTextTask(Task):
         texts: dict[int, NDArray[np.uint8]] = {}
         for n in model.compute.world.own_items(len(groups)):
             sources = [rows[i].tokens.tolist() for i in groups[n]]
-            max_new_tokens = prompt_format.max_answer_tokens(len(sources[-1]))
+            max_new_tokens = prompt_format.default_max_answer_tokens(len(sources[-1]))
             params = SamplingParams("greedy", max_new_tokens=max_new_tokens)
             if beams > 1:
                 params = SamplingParams("beam", num_beams=beams, num_return=beams, max_new_tokens=max_new_tokens)

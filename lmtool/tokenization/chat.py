@@ -27,7 +27,7 @@ from lmtool.tokenization.tools import (
     ToolCall,
     ToolCallParser,
     ToolsUnsupportedError,
-    find_call_syntax,
+    find_supported_call_syntax,
     make_short_id,
     parse_tool_calls,
 )
@@ -120,7 +120,7 @@ class ChatFormat:
             raise _template_error("cannot be read", error) from error
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer, now: Callable[[], datetime] = datetime.now) -> Self:
+    def from_tokenizer_or_plain(cls, tokenizer: Tokenizer, now: Callable[[], datetime] = datetime.now) -> Self:
         """Makes the format of a tokenizer: its own chat template, else the plain one.
 
         now: returns the time for `strftime_now`. Raises CheckpointError for a template that cannot be read.
@@ -131,7 +131,7 @@ class ChatFormat:
             return cls(
                 tokenizer, TRAINED_TEMPLATE, "plain", {key: tokenizer.token_name(i) for key, i in named.items()}, now
             )
-        source = find_chat_template(tokenizer)
+        source = get_own_chat_template(tokenizer)
         if source is None:
             opening = "".join(map(tokenizer.token_name, roles.template.before if roles.template else ()))
             tokens = {"opening": opening, "eos_token": tokenizer.token_name(roles.eos)}
@@ -152,7 +152,7 @@ class ChatFormat:
     @cached_property
     def call_syntax(self) -> CallSyntax:
         """Returns how the template writes calls. Raises ToolsUnsupportedError."""
-        syntax = find_call_syntax(self._source)
+        syntax = find_supported_call_syntax(self._source)
         stream = self._tokenizer.make_stream_decoder(self._call_markers(syntax))
         read = "".join(map(stream.push, self._restore_ids(self._encode([syntax.example_call])))) + stream.flush()
         if not ToolCallParser(syntax, {"now"}).push(read, is_last=True)[1]:
@@ -230,7 +230,7 @@ class ChatFormat:
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False, generation_marks: Sequence[str] = ()
     ) -> str:
         """Renders the template, with texts of messages that spell a special token escaped."""
-        values: dict[str, Any] = {"documents": None, "messages": self._to_template_messages(messages)}
+        values: dict[str, Any] = {"documents": None, "messages": self._to_escaped_template_messages(messages)}
         values |= {"add_generation_prompt": add_generation_prompt, "marks": generation_marks}
         values["tools"] = self._escape_special_tokens(self.tools) or None
         try:
@@ -241,7 +241,7 @@ class ChatFormat:
         except Exception as error:
             raise _template_error("fails", error) from error
 
-    def _to_template_messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def _to_escaped_template_messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Converts messages for the template: those of tools get id and name of the call that they answer."""
         seen, waiting = list[dict[str, Any]](), list[ToolCall]()
         for message in messages:
@@ -368,7 +368,7 @@ def define_variables(source: str, tokens: Mapping[str, str], known: Mapping[str,
     return "".join(f"{{% set {name} = {json.dumps(text)} %}}" for name, text in needed.items()) + source
 
 
-def find_chat_template(tokenizer: Tokenizer) -> str | None:
+def get_own_chat_template(tokenizer: Tokenizer) -> str | None:
     """Returns the source of a tokenizer's own (default) chat template; None if it has none, or PAIR_TEMPLATE."""
     template: Any = (tokenizer.published or {}).get("chat_template")
     if isinstance(template, list):

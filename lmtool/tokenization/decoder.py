@@ -80,12 +80,18 @@ def decode_sentencepiece_name(name: str) -> bytes:
     return name.replace("\u2581", " ").encode()
 
 
-def spell_with_and_without_space(token_name: str) -> tuple[bytes, ...]:
+def spell_with_and_without_space(word_or_wordpiece: str) -> tuple[bytes, ...]:
     """Returns the bytes that a word, a mark or a WordPiece may be in a text, the most common first."""
-    if token_name.startswith(CONTINUATION_PREFIX) and len(token_name) > len(CONTINUATION_PREFIX):
-        return (token_name[len(CONTINUATION_PREFIX) :].encode(),)
-    with_space, without = f" {token_name}".encode(), token_name.encode()
-    return () if not token_name else (with_space, without) if token_name[0].isalnum() else (without, with_space)
+    if word_or_wordpiece.startswith(CONTINUATION_PREFIX) and len(word_or_wordpiece) > len(CONTINUATION_PREFIX):
+        return (word_or_wordpiece[len(CONTINUATION_PREFIX) :].encode(),)
+    with_space, without = f" {word_or_wordpiece}".encode(), word_or_wordpiece.encode()
+    return (
+        ()
+        if not word_or_wordpiece
+        else (with_space, without)
+        if word_or_wordpiece[0].isalnum()
+        else (without, with_space)
+    )
 
 
 class WordDecoder:
@@ -115,7 +121,7 @@ class WordDecoder:
         if piece in _APOSTROPHES and not self._glued and self._previous[-1:].isalnum():
             self._held = piece
             return text
-        return text + self._prepend_space_if_needed(piece)
+        return text + self._record_with_space_if_needed(piece)
 
     def peek(self) -> str:
         return copy(self)._flush_held_mark()
@@ -125,9 +131,9 @@ class WordDecoder:
 
     def _flush_held_mark(self) -> str:
         mark, self._held = self._held, ""
-        return self._prepend_space_if_needed(mark) if mark else ""
+        return self._record_with_space_if_needed(mark) if mark else ""
 
-    def _prepend_space_if_needed(self, piece: str) -> str:
+    def _record_with_space_if_needed(self, piece: str) -> str:
         closes_quote = piece in _QUOTES and piece in self._open_quotes
         follows = piece in _CLOSING_MARKS or piece in _JOINING_MARKS or closes_quote
         unspaced = _UNSPACED_SCRIPT.match(piece) and _UNSPACED_SCRIPT.match(self._previous[-1:])

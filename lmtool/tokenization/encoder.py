@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Inner
 from lmtool.errors import CheckpointError
 from lmtool.printable import printable
 from lmtool.tokenization.decoder import to_code_points
-from lmtool.tokenization.inner import LibraryPanic, convert_panics
+from lmtool.tokenization.inner import LibraryPanic, convert_panics_to_exceptions
 
 Ids = NDArray[np.uint32]
 Lengths = NDArray[np.int64]
@@ -53,7 +53,7 @@ def convert_encoding_errors() -> Iterator[None]:
     The tokenizer may have no token for unknown characters, or a pattern that backtracks too much.
     """
     try:
-        with convert_panics():
+        with convert_panics_to_exceptions():
             yield
     except LibraryPanic as error:
         fix = "divide the text into shorter ones, or take another tokenizer"

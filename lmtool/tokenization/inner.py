@@ -51,7 +51,7 @@ class SpecialTokenTemplate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SpecialTokenRoles:
+class SpecialTokenIdsByRole:
     """Ids of the special tokens by role.
 
     bos, eos: start and end a document; in published models without a start token, the end token does both, and stands
@@ -83,7 +83,7 @@ class LibraryPanic(Exception):
 
 
 @contextmanager
-def convert_panics() -> Iterator[None]:
+def convert_panics_to_exceptions() -> Iterator[None]:
     """Converts a panic of the library to LibraryPanic, because a panic is no Exception and would pass every handler."""
     try:
         yield
@@ -103,16 +103,16 @@ def parse_tokenizer_json(content: str) -> Inner:
     described = json.loads(content)
     if isinstance(described, dict):
         check_normalizer_growth(described)
-        _check_merge_prefixes(described.get("model"))
+        _check_merges_continue_with_prefix(described.get("model"))
         _check_post_processor_templates(described.get("post_processor"))
     try:
-        with convert_panics():
+        with convert_panics_to_exceptions():
             return Inner.from_str(content)
     except Exception as error:  # the library raises bare Exception
         raise ValueError(str(error)) from error
 
 
-def _check_merge_prefixes(model: Any) -> None:
+def _check_merges_continue_with_prefix(model: Any) -> None:
     prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
     merges = model.get("merges") if prefix else None
     for merge in merges if isinstance(merges, list) else ():
@@ -219,7 +219,7 @@ def list_token_names(inner: Inner) -> list[str]:
     return names
 
 
-def trained_special_token_roles(names: list[str]) -> SpecialTokenRoles:
+def trained_special_token_roles(names: list[str]) -> SpecialTokenIdsByRole:
     """Returns the roles of a tokenizer trained by lmtool. Raises ValueError when `names` are not those of one."""
     first = len(SPECIAL_TOKENS)
     if tuple(names[:first]) != SPECIAL_TOKENS or "" in names:
@@ -228,14 +228,14 @@ def trained_special_token_roles(names: list[str]) -> SpecialTokenRoles:
     stop = first + n_sentinels
     pad, bos, eos, unk, mask, sep, cls = range(first)
     specials = frozenset(range(stop))
-    return SpecialTokenRoles(
+    return SpecialTokenIdsByRole(
         pad, bos, eos, unk, mask, sep, cls, (bos,), frozenset((eos,)), tuple(range(first, stop)), specials
     )
 
 
 def published_special_token_roles(
     inner: Inner, tokenizer_json: dict[str, Any], tokenizer_config: Mapping[str, Any]
-) -> SpecialTokenRoles:
+) -> SpecialTokenIdsByRole:
     """Returns the roles of a published model's special tokens; another token has the roles that are missing.
 
     tokenizer_json: content of tokenizer.json. tokenizer_config: of tokenizer_config.json. Raises ValueError
@@ -263,7 +263,9 @@ def published_special_token_roles(
     specials = frozenset({*marked, *named.values(), *sentinels})
     pad, unk, mask, sep = (named.get(role, eos) for role in ("pad", "unk", "mask", "sep"))
     cls, named_bos = named.get("cls", bos), named.get("bos")
-    return SpecialTokenRoles(pad, bos, eos, unk, mask, sep, cls, begin, end, sentinels, specials, template, named_bos)
+    return SpecialTokenIdsByRole(
+        pad, bos, eos, unk, mask, sep, cls, begin, end, sentinels, specials, template, named_bos
+    )
 
 
 def token_content(named: object) -> str | None:

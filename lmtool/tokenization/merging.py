@@ -29,7 +29,7 @@ class Merge:
 
 
 @dataclass(frozen=True)
-class MergedWord:
+class WordMergeTrace:
     """A part of a text that no merge crosses, in token ids. initial_pieces: before the first merge."""
 
     initial_pieces: list[int]
@@ -41,7 +41,7 @@ class MergedWord:
         return self.merges[-1].pieces_after if self.merges else self.initial_pieces
 
 
-def _apply_merges_(
+def _apply_merges_yielding_ranks_(
     pieces: list[str], ranks: Mapping[tuple[str, str], int], should_skip: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[int, str, str]]:
     """Merges the pieces of a word in place, the lowest rank first; yields rank, left and right piece of each merge.
@@ -58,7 +58,7 @@ def _apply_merges_(
         yield rank, left, right
 
 
-def trace_merges(tokenizer: Tokenizer, text: str) -> list[MergedWord]:
+def trace_merges(tokenizer: Tokenizer, text: str) -> list[WordMergeTrace]:
     """Returns the words of a text with the merges of each in order.
 
     Returns no words for tokenizers that are not byte-level BPE, and for published ones whose merges do not give their
@@ -73,8 +73,8 @@ def trace_merges(tokenizer: Tokenizer, text: str) -> list[MergedWord]:
         return []
     merged = []
     for pieces in map(list, words):
-        word = MergedWord([id_of[piece] for piece in pieces], [])
-        for priority, left, right in _apply_merges_(pieces, priority_of):
+        word = WordMergeTrace([id_of[piece] for piece in pieces], [])
+        for priority, left, right in _apply_merges_yielding_ranks_(pieces, priority_of):
             word.merges.append(Merge(priority, id_of[left], id_of[right], [id_of[piece] for piece in pieces]))
         merged.append(word)
     is_same = [token for word in merged for token in word.pieces] == tokenizer.encode(text)
@@ -111,6 +111,6 @@ class BpeDropout:
     def _sample_segmentation(self, word: str, sample_number: int) -> tuple[int, ...]:
         """Skips each possible merge with probability `rate` before each merge, until none is left."""
         chance, pieces = random.Random(f"{self._seed} {sample_number} {word}"), list(word)
-        for _ in _apply_merges_(pieces, self._rank_of, lambda: chance.random() < self._rate):
+        for _ in _apply_merges_yielding_ranks_(pieces, self._rank_of, lambda: chance.random() < self._rate):
             pass
         return tuple(self._id_of[piece] for piece in pieces)

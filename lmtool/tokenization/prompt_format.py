@@ -16,7 +16,7 @@ from lmtool.recipe.spec import objective
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Averaging
-from lmtool.tokenization.chat import ChatFormat, Message, find_chat_template
+from lmtool.tokenization.chat import ChatFormat, Message, get_own_chat_template
 from lmtool.tokenization.tokenizer import Tokenizer
 
 TokenIds = NDArray[np.int64]
@@ -25,7 +25,7 @@ TEMPLATE_DATE = datetime(2024, 7, 26)
 """Date in chat templates of fine-tuned models, fixed so that equal rows have equal ids."""
 
 
-class RowWithSpecialTokens(NamedTuple):
+class RowWithSegmentIds(NamedTuple):
     """Texts as one row. segments: 0 or 1 for each token, None if the model has no segments. cut: whether truncated."""
 
     tokens: TokenIds
@@ -124,7 +124,7 @@ class PromptFormat:
         """
         t, model = tokenizer, recipe.model
         answering = model.reads == "past" and isinstance(recipe.objective, objective.Seq2Seq)
-        has_chat = answering and (find_chat_template(t) is not None or recipe.data.messages_column is not None)
+        has_chat = answering and (get_own_chat_template(t) is not None or recipe.data.messages_column is not None)
         format = cls(
             tokenizer=t,
             reads=model.reads,
@@ -136,7 +136,7 @@ class PromptFormat:
             shares_row=model.shares_row or answering,
             context=model.longest_row,
             has_segments=model.has_segments,
-            chat=ChatFormat.from_tokenizer(t, lambda: TEMPLATE_DATE) if has_chat else None,
+            chat=ChatFormat.from_tokenizer_or_plain(t, lambda: TEMPLATE_DATE) if has_chat else None,
         )
         if t.roles.template is not None:
             before, between, after = t.roles.template
@@ -196,13 +196,13 @@ class PromptFormat:
             [*self.opening, *self._encode(text + generated_prefix)] or [self.tokenizer.bos_id]
         )
 
-    def make_prompt_from_ids(self, ids: Sequence[int]) -> Prompt:
+    def make_prompt_from_ids(self, ids_with_special_tokens: Sequence[int]) -> Prompt:
         """Makes the model's input from at least one id, with all special tokens."""
         if self.answers or self.chat is not None:
-            return self.make_answer_prompt(ids)
+            return self.make_answer_prompt(ids_with_special_tokens)
         if self.reads != "source":
-            return Prompt(tuple(ids))
-        return Prompt((ids[-1],), tuple(ids[:-1]), joined=True)
+            return Prompt(tuple(ids_with_special_tokens))
+        return Prompt((ids_with_special_tokens[-1],), tuple(ids_with_special_tokens[:-1]), joined=True)
 
     def make_answer_prompt(self, source: Sequence[int], target_prefix: Sequence[int] = ()) -> Prompt:
         """Makes the model's input from a source with its special tokens and the first ids of its target."""
@@ -238,7 +238,7 @@ class PromptFormat:
             ids = [t.bos_id, *ids, t.eos_id]
         return (*self.before, *ids, *self.after)
 
-    def encode_row(self, texts: Sequence[TokenIds]) -> RowWithSpecialTokens:
+    def encode_and_truncate_row(self, texts: Sequence[TokenIds]) -> RowWithSegmentIds:
         """Encodes texts as one row that is never empty, with special tokens.
 
         Truncates texts at the end, the longest first, if they are too long for the context.
@@ -255,14 +255,14 @@ class PromptFormat:
         if not len(tokens):
             tokens = np.array(self.between, dtype=np.int64)
         is_cut = any(len(old) != len(new) for old, new in zip(texts, fitted, strict=True))
-        return RowWithSpecialTokens(tokens, np.array(segments, dtype=np.int64) if self.has_segments else None, is_cut)
+        return RowWithSegmentIds(tokens, np.array(segments, dtype=np.int64) if self.has_segments else None, is_cut)
 
     def encode_source_and_target(self, source: TokenIds, answer: TokenIds | None) -> EncodedSourceAndTarget:
         """Adds special tokens to source and target, [EOS] to an empty source, and truncates them to the context.
 
         An encoder-decoder has the full context for each. In a prefix LM and a decoder both share one row, where the
-        longer one is truncated first: at its end, but a decoder's source at its beginning. `max_answer_tokens` are
-        reserved for a target that is not generated yet.
+        longer one is truncated first: at its end, but a decoder's source at its beginning. For a target that is
+        not generated yet, `default_max_answer_tokens` are reserved.
         """
         end = np.array([self.tokenizer.eos_id])
         marks = sum(map(len, self.source_delimiters))
@@ -272,7 +272,7 @@ class PromptFormat:
         is_cut = len(fitted) < len(whole) or (kept is not None and target is not None and len(kept) < len(target))
         return EncodedSourceAndTarget(np.array(self._delimit_source(fitted.tolist()), dtype=np.int64), kept, is_cut)
 
-    def encode_conversation(self, messages: Sequence[Message]) -> EncodedSourceAndTarget:
+    def encode_and_truncate_conversation(self, messages: Sequence[Message]) -> EncodedSourceAndTarget:
         """Encodes a conversation by the chat template; an assistant's message at its end is the target.
 
         Truncated like a pair, but never the token that begins a text. Raises as `ChatFormat.encode_conversation` does.
@@ -319,7 +319,7 @@ class PromptFormat:
             n_source = len(short)
         return source[len(source) - n_source :] if self.reads == "past" else source[:n_source], target
 
-    def max_answer_tokens(self, n_source_tokens: int) -> int:
+    def default_max_answer_tokens(self, n_source_tokens: int) -> int:
         """Returns the maximum target length for a source: three times its tokens plus 30, within the context."""
         n_tokens = 3 * n_source_tokens + 30
         if self.context is None:

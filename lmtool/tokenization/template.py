@@ -392,7 +392,7 @@ def _charge_statement(cost: int) -> nodes.Node:
     return nodes.ExprStmt(_env_call("charge", nodes.Const(cost)))
 
 
-class _GenerationBlock(Extension):
+class _MarkedGenerationBlock(Extension):
     """The block {% generation %}...{% endgeneration %}, whose text is wrapped in marks if the context has them."""
 
     tags = {"generation"}  # noqa: RUF012  as Jinja declares it
@@ -422,7 +422,7 @@ class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[_GenerationBlock, LoopControlExtension],
+            extensions=[_MarkedGenerationBlock, LoopControlExtension],
             finalize=_charge_output,
             optimized=False,
         )

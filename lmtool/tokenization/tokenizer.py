@@ -19,14 +19,14 @@ from tokenizers import Tokenizer as Inner
 from lmtool.errors import CheckpointError
 from lmtool.printable import printable
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile, TokenizerSpec
+from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile, TrainedTokenizerSpec
 from lmtool.storage import durable
 from lmtool.storage.checksum import sha256_of_json
 from lmtool.storage.durable import write_file
 from lmtool.tokenization import decoder, encoder
 from lmtool.tokenization.inner import (
     WORD_PATTERN,
-    convert_panics,
+    convert_panics_to_exceptions,
     infer_tokenizer_kind,
     list_token_names,
     parse_tokenizer_json,
@@ -77,7 +77,7 @@ class Tokenizer:
         self.sentinel_ids, self.special_ids = roles.sentinels, roles.specials
 
     @classmethod
-    def train(cls, spec: TokenizerSpec, texts: Iterable[str]) -> Self:
+    def train(cls, spec: TrainedTokenizerSpec, texts: Iterable[str]) -> Self:
         """Trains a tokenizer of the kind of `spec` on texts. Equal texts give an equal tokenizer.
 
         The vocabulary is smaller than requested if the texts have too little. Very long runs of letters, other visible
@@ -97,7 +97,7 @@ class Tokenizer:
         companion = file.with_name(TOKENIZER_CONFIG_FILE)
         try:
             inner = parse_tokenizer_json(durable.read_file(file, MAX_TOKENIZER_BYTES).decode())
-            with convert_panics():
+            with convert_panics_to_exceptions():
                 return cls(inner, json.loads(durable.read_file(companion)) if companion.exists() else None)
         except FileNotFoundError:
             fix = "name a tokenizer.json, or a folder or run with one"
@@ -113,7 +113,7 @@ class Tokenizer:
     def from_json(cls, content: bytes) -> Self:
         """Parses the result of `to_json`. Raises ValueError."""
         try:
-            with convert_panics():
+            with convert_panics_to_exceptions():
                 return cls(parse_tokenizer_json(content.decode()))
         except Exception as error:  # the library raises bare Exception for other JSON
             raise ValueError(f"it is not a tokenizer: {str(error)[:120]!r}") from error
@@ -228,7 +228,7 @@ class Tokenizer:
         stream = self.make_stream_decoder()
         return "".join(map(stream.push, ids)) + stream.flush()
 
-    def count_decoded_characters(self, ids: Sequence[int]) -> list[int]:
+    def count_characters_of_decoded_prefixes(self, ids: Sequence[int]) -> list[int]:
         """Returns the length of the decoded text of the first n ids, for each n from 0 to the number of ids."""
         stream, n_decided = self.make_stream_decoder(), 0
         lengths = [0]
@@ -237,7 +237,7 @@ class Tokenizer:
             lengths.append(n_decided + len(stream.peek()))
         return lengths
 
-    def count_bytes_at_start(self, token: int) -> int:
+    def count_bytes_at_text_start(self, token: int) -> int:
         """Counts the bytes of a token at the beginning of a text."""
         if self.kind in ("word", "wordpiece"):
             return len(self.decode([token]).encode())
@@ -267,7 +267,7 @@ class Tokenizer:
             return printable(self._names[token])
         return printable(self._bytes[token].decode("utf-8", errors="backslashreplace"))
 
-    def is_word_token(self, token: int) -> bool:
+    def has_only_word_characters(self, token: int) -> bool:
         """Returns whether a token is letters, their marks, digits and underscores only. Raises IndexError."""
         if token in self.special_ids:
             return False
@@ -333,7 +333,7 @@ def replace_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def resolve_vocab_size(recipe: Recipe) -> int | None:
+def resolve_recipe_embedding_rows(recipe: Recipe) -> int | None:
     """Returns the rows of a recipe's embedding; None if they depend on the text. Raises as `Tokenizer.load` does."""
     match recipe.tokenizer:
         case _ if recipe.model.vocab_size:

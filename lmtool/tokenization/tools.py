@@ -230,7 +230,7 @@ UNSUPPORTED = {
 """Names of unsupported syntaxes by a text that their templates contain."""
 
 
-def find_call_syntax(template: str) -> CallSyntax:
+def find_supported_call_syntax(template: str) -> CallSyntax:
     """Returns the call syntax of the source of a chat template. Raises ToolsUnsupportedError."""
     if "tool_calls" not in template or "tools" not in template.replace("tool_calls", ""):
         raise ToolsUnsupportedError("it writes no tools, or no calls of them")
@@ -274,14 +274,14 @@ class ToolCallParser:
     def push(self, text: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
         """Adds a piece of the answer, and returns the text and the calls that it completes."""
         self._answer += text
-        shown, calls = self._parse_answer(is_last)
+        shown, calls = self._parse_answer_so_far(is_last)
         if not is_last and (held := self._begun.search(self._answer, self._n_shown)):
             shown = self._answer[: held.start()]
         new = shown[self._n_shown :], calls[self._n_calls :]
         self._n_shown, self._n_calls = len(shown), len(calls)
         return new
 
-    def _parse_answer(self, is_last: bool) -> tuple[str, list[ToolCall]]:
+    def _parse_answer_so_far(self, is_last: bool) -> tuple[str, list[ToolCall]]:
         """Returns text and calls of the answer so far. is_last: an incomplete object is no call."""
         shown, calls, start = "", list[ToolCall](), 0
         match = self._begin.search(self._answer, self._n_shown)

@@ -21,7 +21,7 @@ from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation
 from lmtool.runs import tensors
-from lmtool.runs.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
+from lmtool.runs.checkpoint import SINGLE_PROCESS, Checkpoint, CheckpointProcessGroup
 from lmtool.runs.directory import Run
 from lmtool.runs.files import SavedState, ValidationState, read_saved_state
 from lmtool.runs.log import LogRecord
@@ -132,7 +132,7 @@ class CheckpointManager:
     thread: Executor
     checkpoint: Checkpoint | None = None
     interrupted_step: int | None = None
-    peers: Peers = SINGLE_PROCESS
+    peers: CheckpointProcessGroup = SINGLE_PROCESS
     _saving: Callable[[], Checkpoint | None] | None = None
     _unsaved: ResourceError | None = None
     _log_failed: bool = False
@@ -222,7 +222,7 @@ class CheckpointManager:
         """Writes the result of the validation after a checkpoint, once that is saved."""
         yield from self.finish_pending_save()
         yield from self._write_or_warn(
-            lambda run: run.save_validation_and_prune(
+            lambda run: run.record_validation_and_prune_checkpoints(
                 state.make_validation_state(step), self.spec.keep_last, self.interrupted_step
             )
         )
@@ -235,14 +235,16 @@ class CheckpointManager:
         )
 
     def end_session(self, reason: EndReason, interruption_metrics: Mapping[str, object] | None = None) -> None:
-        """Ends the session. interruption_metrics: see `Run.end_session`.
+        """Ends the session. interruption_metrics: see `Run.record_session_end`.
 
         Raises ResourceError when the last checkpoint could not be saved.
         """
         if (error := self._unsaved) is not None:
             raise ResourceError(f"{error.what}; {self.saved_description}", where=error.where, fix=error.fix) from error
         if self.run is not None:
-            self.run.end_session("stopped" if reason in ("interrupted", "below") else "finished", interruption_metrics)
+            self.run.record_session_end(
+                "stopped" if reason in ("interrupted", "below") else "finished", interruption_metrics
+            )
 
     def remove_optimizer_states(self) -> Iterator[Warn]:
         """Removes the optimizer states of a finished run."""

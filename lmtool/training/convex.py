@@ -19,7 +19,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from lmtool.arrays import Floats
 from lmtool.batch import Batch
 from lmtool.compute.device import use_cpu_threads
-from lmtool.model.averaging import NaiveBayesHead, class_membership, log_count_ratios
+from lmtool.model.averaging import NaiveBayesScaledHead, log_count_ratios, multi_hot_or_numeric_labels
 from lmtool.model.heads import Classifier
 from lmtool.model.language_model import evaluation_mode
 from lmtool.objective.heads import ClassificationObjective
@@ -160,7 +160,7 @@ class HeadFittingProblem:
     ) -> "HeadFittingProblem":
         """Returns the problem of a model's head, whose features it computes. batches: all labelled rows, on the CPU."""
         device = model.head.weight.device
-        is_linear = isinstance(model.head, NaiveBayesHead) or model.pool is None
+        is_linear = isinstance(model.head, NaiveBayesScaledHead) or model.pool is None
         with evaluation_mode(model):
             model.to("cpu" if is_linear else device)
             features = model.head_feature_vectors(batches if is_linear else [batch.to(device) for batch in batches])
@@ -168,7 +168,7 @@ class HeadFittingProblem:
         scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
         used_F = np.unique(features.nonzero()[1]) if is_linear else np.arange(features.shape[1])
         # log ratios tell one class from the others, and do not suit several labels
-        from_naive_bayes = isinstance(model.head, NaiveBayesHead) and objective.spec.task == "class"
+        from_naive_bayes = isinstance(model.head, NaiveBayesScaledHead) and objective.spec.task == "class"
         scaled, labels = features[:, used_F] / scale, _concatenate_labels(batches)
         return cls(model, objective, scaled, labels, from_naive_bayes, used_F, scale)
 
@@ -185,7 +185,7 @@ class HeadFittingProblem:
     @property
     def target_RC(self) -> Floats:
         """Targets of the scores: multi-hot labels, or numbers."""
-        return class_membership(self.labels, len(self.objective.spec.labels))
+        return multi_hot_or_numeric_labels(self.labels, len(self.objective.spec.labels))
 
     @cached_property
     def log_ratio_scale_FC(self) -> Any:
@@ -316,7 +316,7 @@ class HeadFittingProblem:
         def compute_total(found_N: Floats) -> tuple[float, Floats]:
             moved_FC = found_N.reshape(unit_FC.shape) * unit_FC
             scores_RC = (linear.forward(moved_FC[:-1]) + moved_FC[-1] + origin_RC).astype(np.float64)
-            loss, gradient_RC = self.objective.head_loss_and_gradient(scores_RC, target_RC)
+            loss, gradient_RC = self.objective.compute_summed_loss_and_gradient(scores_RC, target_RC)
             gradient_FC = l2_F1 * moved_FC
             penalty = float((moved_FC * gradient_FC).sum(dtype=np.float64)) / 2
             gradient_FC[:-1] += linear.backward(gradient_RC.astype(dtype))
@@ -382,7 +382,7 @@ class HeadFittingProblem:
         return replace(self, features=self.features.astype(np.float32)) if issparse(self.features) else self
 
     @torch.no_grad()
-    def fit_head_(self, l2: float | None, seed: int) -> HeadFitSummary:
+    def fit_head_and_layer_mix_(self, l2: float | None, seed: int) -> HeadFitSummary:
         """Fits the head in place; see `Lbfgs`. Other weights do not change. l2: None to choose it."""
         problem, head = self, self.model.head
         with torch.enable_grad():
@@ -398,7 +398,7 @@ class HeadFittingProblem:
         weight_CF = torch.from_numpy(weights[:-1].T / (1.0 if problem.from_naive_bayes else self.scale))
         if not problem.from_naive_bayes:
             head.weight.zero_()
-            if isinstance(head, NaiveBayesHead):
+            if isinstance(head, NaiveBayesScaledHead):
                 head.ratios_CF.fill_(1.0)
         head.weight[:, self.used_F] = weight_CF.to(head.weight)
         if head.bias is not None:
@@ -435,22 +435,22 @@ class HeadFittingProblem:
                 yield rows[fitted], rows[other]
 
 
-def fit_head_(
+def fit_head_and_layer_mix_(
     model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float | None, seed: int
 ) -> HeadFitSummary:
-    """Fits the head of a model to labelled rows, in place; see `HeadFittingProblem.fit_head_`.
+    """Fits the head of a model to labelled rows, in place; see `HeadFittingProblem.fit_head_and_layer_mix_`.
 
     If the head reads a scalar mix of layers, the penalty is chosen for their plain mean, the mix is fitted with this
     penalty, and the head is fitted to the result.
     """
     if model.mix is None:
-        return HeadFittingProblem.from_batches(model, objective, batches).fit_head_(l2, seed)
+        return HeadFittingProblem.from_batches(model, objective, batches).fit_head_and_layer_mix_(l2, seed)
     with torch.no_grad():
         model.mix.scalars_L.zero_()
         model.mix.gamma.fill_(1.0)
-    l2_of_mean = HeadFittingProblem.from_batches(model, objective, batches).fit_head_(l2, seed).l2
+    l2_of_mean = HeadFittingProblem.from_batches(model, objective, batches).fit_head_and_layer_mix_(l2, seed).l2
     fit_layer_mix_(model, objective, batches, l2_of_mean)
-    return HeadFittingProblem.from_batches(model, objective, batches).fit_head_(l2, seed)
+    return HeadFittingProblem.from_batches(model, objective, batches).fit_head_and_layer_mix_(l2, seed)
 
 
 def fit_layer_mix_(model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float) -> None:

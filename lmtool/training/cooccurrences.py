@@ -57,6 +57,6 @@ class CooccurrenceExamples(ExampleSource):
             examples.append(Example(words, rng, second=contexts, label=self._sums_P[chosen]))
         return examples
 
-    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def list_distinct_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Returns the numbers of the blocks, from 0 in each epoch."""
         return sorted(set((sample_S % self.per_epoch).tolist()))

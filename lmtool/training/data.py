@@ -106,7 +106,7 @@ class TextData:
     def warnings(self) -> tuple[str, ...]:
         texts = self._prepared.texts
         files = [file for parts in texts for part in parts for file in part.text.corpus.files]
-        if bundled.entropy_bits_per_byte(files) is not None:
+        if bundled.known_entropy_bits_per_byte(files) is not None:
             return ()  # a bundled text, written by a program: its problems are known
         tokenizer = self._prepared.tokenizer if self._is_foreign else None
         findings = (find_text_problems(train, valid, tokenizer, None, brief=True) for train, valid in texts)
@@ -154,7 +154,7 @@ class TextData:
         return type(self.objective) is CausalObjective
 
     @property
-    def bytes_per_token(self) -> float | None:
+    def validation_bytes_per_token(self) -> float | None:
         if not self._is_causal:
             return None
         n_bytes, n_tokens = count_predicted_bytes_and_tokens(self._valid, self.prompt_format.tokenizer)
@@ -189,7 +189,7 @@ class TextData:
         """Raises DataError if the training or the validation text has no example."""
         self._make_windows_and_validation_pairs(self.objective)
 
-    def make_examples(self, objective: Objective) -> ExampleSource:
+    def make_training_examples(self, objective: Objective) -> ExampleSource:
         """Returns the training examples for an objective."""
         examples = self._make_windows_and_validation_pairs(objective)
         if isinstance(objective, GloveObjective):
@@ -255,7 +255,7 @@ class TextData:
 
     @property
     def per_epoch(self) -> int:
-        examples = self.make_examples(self.objective).per_epoch
+        examples = self.make_training_examples(self.objective).per_epoch
         if self._blocks or not self._prepared.streamed:
             return max(1, examples)
         # the token stores hold the head of each text
@@ -284,7 +284,7 @@ class TextData:
     def validation_tokens(self) -> int:
         return min(self._max_validation_tokens or len(self._valid), len(self._valid))
 
-    def compute_validation_gradient_norms(self, lm: LanguageModel) -> dict[str, list[float | None]]:
+    def compute_gradient_norms_by_steps_back(self, lm: LanguageModel) -> dict[str, list[float | None]]:
         """Returns `GradientNormsByStepsBack.norms` of a loss near the beginning of the validation text."""
         n_tokens = min(self._context, MAX_STEPS_BACK) + 1
         tokens = self._valid.read(0, min(n_tokens, len(self._valid)))
@@ -403,7 +403,9 @@ def tokenize_training_text(
     """
     spec = tokenizer or recipe.tokenizer
     prepared = world.call_main_first(
-        lambda: tokenize_data(recipe.resolved_data, spec, seed=recipe.seed, report=report, scanned=scanned)
+        lambda: tokenize_data(
+            recipe.data_with_resolved_streaming, spec, seed=recipe.seed, report=report, scanned=scanned
+        )
     )
     context = recipe.model.context
     for part, store, min_length in (("training", prepared.train, context + 1), ("validation", prepared.valid, 2)):

@@ -24,7 +24,9 @@ from lmtool.tokenization.tokenizer import Tokenizer
 TEACHER_KEY = "distillation.teacher"
 
 
-def resolve_teacher(resolved: ResolvedRecipe, base: Reference | None) -> tuple[ResolvedRecipe, Reference | None]:
+def resolve_teacher_and_set_tokenizer(
+    resolved: ResolvedRecipe, base: Reference | None
+) -> tuple[ResolvedRecipe, Reference | None]:
     """Finds the teacher that a recipe names.
 
     Returns the student's recipe, with the tokenizer of its teacher, and the teacher's best checkpoint, if it has one.
@@ -75,7 +77,7 @@ def add_distillation_loss(
 def check_teacher(teacher: Reference, student_recipe: Recipe, tokenizer: Tokenizer) -> None:
     """Raises UsageError for a run that cannot teach a student. student_recipe: resolved."""
     _check_same_tokenizer(teacher, tokenizer, "the student")
-    _check_same_task_and_rows(teacher, student_recipe, tokenizer)
+    _check_same_task_and_row_format(teacher, student_recipe, tokenizer)
     ours, theirs = student_recipe.model, teacher.recipe.model
     longest = build_on_meta(theirs, tokenizer.vocab_size).max_positions
     if longest is not None and ours.context > longest:
@@ -109,7 +111,7 @@ def _check_same_tokenizer(teacher: Reference, tokenizer: Tokenizer, student_name
         raise UsageError(what, where=TEACHER_KEY, fix=fix)
 
 
-def _check_same_task_and_rows(teacher: Reference, student_recipe: Recipe, tokenizer: Tokenizer) -> None:
+def _check_same_task_and_row_format(teacher: Reference, student_recipe: Recipe, tokenizer: Tokenizer) -> None:
     """Raises UsageError for a teacher that predicts something else, or reads rows of another form."""
     ours, theirs = student_recipe.objective, teacher.recipe.objective
     if ours.kind != theirs.kind:

@@ -30,8 +30,8 @@ from lmtool.tasks.prepare import (
     sample_texts,
 )
 from lmtool.tasks.schema import RowKind, has_related_texts
-from lmtool.tasks.subject import infer_subject
-from lmtool.training.folds import cross_validate_features
+from lmtool.tasks.subject import infer_run_table_or_text
+from lmtool.training.folds import compute_cross_validation_losses
 from lmtool.training.plan import TrainingPlan, check_adapters_have_base, is_for_tables, plan_pretraining
 
 
@@ -51,7 +51,7 @@ def plan_finetuning(
     elif source is not None:
         plan = _plan_finetuning_of_run(resolve_reference(source), settings)
     else:
-        plan = _plan_linear_model(settings, report)
+        plan = _plan_default_recipe_for_table(settings, report)
     return replace(plan, resolved=resolve_model_names(plan.resolved, None if plan.base is None else plan.base.recipe))
 
 
@@ -74,7 +74,9 @@ def plan_training_for_data(
         sources = [*data.sources, *data.tasks]
         if not sources:
             raise UsageError("nothing to plan", fix="name a text, a table or a recipe: lmtool plan book.txt")
-        subject = infer_subject(data.train, data, is_text=any(setting.key == "data.column" for setting in about_data))
+        subject = infer_run_table_or_text(
+            data.train, data, is_text=any(setting.key == "data.column" for setting in about_data)
+        )
         if subject == "run":
             raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
         is_table = subject == "table" or bool(data.tasks)
@@ -197,7 +199,7 @@ FEATURE_SETTINGS = (
 """The settings of FEATURE_NAMES."""
 
 
-def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> TrainingPlan:
+def _plan_default_recipe_for_table(settings: Sequence[Setting], report: Progress) -> TrainingPlan:
     """Plans a linear model of a labelled table, since neither a run nor a recipe is named."""
     last = _describe_last_pretrained_run()
     fix = "name one: --from RUN or --from hf:ORG/NAME"
@@ -211,7 +213,7 @@ def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> Trainin
         plan = _plan_from_scratch(chosen.recipe, [*parse_settings(chosen.settings), *settings])
         recipe = " ".join((chosen.recipe, *(f"-s {setting}" for setting in chosen.settings)))
         choice = f"a table of {chosen.rows}: the recipe {recipe} is trained from scratch; "
-        choice += _suggest_fine_tuning(last, "hf:ORG/NAME", "a published encoder of its language")
+        choice += _suggest_fine_tuning_instead(last, "hf:ORG/NAME", "a published encoder of its language")
         return replace(plan, choice=choice)
     if tables[0].name or tables[0].columns.has_targets:
         fix = f"{fix}; or train one from scratch: --recipe transformer-tiny"
@@ -226,17 +228,23 @@ def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> Trainin
     if (
         known_fraction >= MIN_KNOWN_FRACTION
         and not are_named
-        and (found := _choose_text_features(settings, word_shape, tables, sum(map(len, texts)) / len(texts), report))
+        and (
+            found := _choose_text_feature_set_index(
+                settings, word_shape, tables, sum(map(len, texts)) / len(texts), report
+            )
+        )
     ):
         best, why = found
         features, shape, description = FEATURE_SETTINGS[best], word_shape, f"of {FEATURE_NAMES[best]} ({why})"
         settings = [*features, *settings]
     published = choose_encoder(texts) if tables[0].n_labelled_rows < FEW_ROWS else "hf:ORG/NAME"
-    choice = f"a linear model {description} is trained; {_suggest_fine_tuning(last, published, 'a published model')}"
+    choice = (
+        f"a linear model {description} is trained; {_suggest_fine_tuning_instead(last, published, 'a published model')}"
+    )
     return TrainingPlan(resolve(None, settings, shape), tables=tables, choice=choice, chosen_settings=features)
 
 
-def _suggest_fine_tuning(last_run: str, published_name: str, published_kind: str) -> str:
+def _suggest_fine_tuning_instead(last_run: str, published_name: str, published_kind: str) -> str:
     """Says how to fine-tune a model instead: the last run, described by `_describe_last_pretrained_run`, or a published
     one, of this name and kind."""
     if last_run:
@@ -285,7 +293,7 @@ def open_finetuning_tables(settings: Sequence[Setting]) -> tuple[Recipe, tuple[T
     return resolve(chosen.recipe, [*parse_settings(chosen.settings), *settings]).recipe, tables
 
 
-def _choose_text_features(
+def _choose_text_feature_set_index(
     settings: Sequence[Setting],
     shape: TableProperties,
     tables: tuple[TaskTables, ...],
@@ -316,7 +324,7 @@ def _choose_text_features(
         (task,) = data.tasks
         sampled = replace(task, train=[task.train[i] for i in sample])
         candidates.append((recipe, replace(data, tasks=[sampled])))
-    losses = cross_validate_features(candidates, report)
+    losses = compute_cross_validation_losses(candidates, report)
     best = losses.index(min(losses))
     figures = [f"{FEATURE_NAMES[i]} {loss:.4f}" for i, loss in enumerate(losses)]
     figures = [figures.pop(best).removeprefix(f"{FEATURE_NAMES[best]} "), *figures]

@@ -34,7 +34,7 @@ from lmtool.objective.heads import ClassContrastiveObjective, ClassificationObje
 from lmtool.printable import format_count
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
-from lmtool.training.convex import CONTRASTIVE_PENALTY, fit_head_
+from lmtool.training.convex import CONTRASTIVE_PENALTY, fit_head_and_layer_mix_
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import learning_rate_factor
 from lmtool.training.truncated_bptt import StateCarryingModel, make_initial_state
@@ -157,7 +157,7 @@ def fit(
             take_step = partial(_fit_head_to_all_rows_, trainable, examples, recipe, compute, optimizer.l2)
         else:
             contrasts = isinstance(trainable.objective, ClassContrastiveObjective)
-            make_stepper = ContrastiveAndHeadStepper if contrasts else GradientStepper
+            make_stepper = HeadFittingContrastiveStepper if contrasts else GradientStepper
             stepper = make_stepper(trainable, examples, recipe, compute, rows, carried_state)
             take_step = stack.enter_context(stepper).take_step
         for step in range(steps_done, recipe.training.steps):
@@ -183,7 +183,7 @@ def _fit_head_to_all_rows_(
     """Fits a head to all rows, by L-BFGS, which is one step. Every process fits the same head."""
     started, objective = time.perf_counter(), cast(ClassificationObjective, trainable.objective)
     batches = _collate_all_rows(objective, examples, recipe)
-    fitted = fit_head_(cast(Classifier, trainable.model), objective, batches, l2, recipe.seed)
+    fitted = fit_head_and_layer_mix_(cast(Classifier, trainable.model), objective, batches, l2, recipe.seed)
     (stops,) = compute.world.all_reduce_sum((float(should_stop()),))
     return CompletedStep(
         step=step + 1,
@@ -214,14 +214,14 @@ def _count_next_part_(
     examples: Windows,
     recipe: Recipe,
     compute: ExecutionContext,
-    rows: int,
+    micro_batch_rows: int,
     step: int,
     should_stop: Callable[[], bool],
 ) -> CompletedStep:
     """Counts the next part of the text; all steps together are one pass over it, in order.
 
     Every process counts all of it, since each needs all counts. The loss is the mean of -log p of the targets under the
-    counts before this part. rows: number of rows of `context` tokens read at once.
+    counts before this part. micro_batch_rows: number of rows of `context` tokens read at once.
 
     Raises UsageError when the text is exhausted.
     """
@@ -257,7 +257,7 @@ def _count_next_part_(
         tokens=n_targets,
         n_computed=n_targets,
         seconds=time.perf_counter() - started,
-        micro_batch=rows,
+        micro_batch=micro_batch_rows,
         stop=stops > 0,
     )
 
@@ -417,7 +417,9 @@ class GradientStepper:
         torch.manual_seed(derive_seed(self.recipe.seed, "step", step, self.world.rank, index))
 
     def _nonfinite_error(self, quantity: str, value: float, step: int) -> NumericalError:
-        documents = self.examples.find_document_numbers(sample_numbers_for_rank(step, self.recipe.training.batch_size))
+        documents = self.examples.list_distinct_document_numbers(
+            sample_numbers_for_rank(step, self.recipe.training.batch_size)
+        )
         listed = ", ".join(str(number) for number in documents[:8]) + (", ..." if len(documents) > 8 else "")
         return NumericalError(
             f"the {quantity} of step {step + 1} is {value}; no weight was changed",
@@ -426,7 +428,7 @@ class GradientStepper:
         )
 
 
-class ContrastiveAndHeadStepper(GradientStepper):
+class HeadFittingContrastiveStepper(GradientStepper):
     """A step trains vectors by contrast. A head is fitted to them before each validation."""
 
     def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
@@ -435,7 +437,9 @@ class ContrastiveAndHeadStepper(GradientStepper):
             return done
         objective = cast(ClassificationObjective, self.objective)
         batches = _collate_all_rows(objective, self.examples, self.recipe)
-        fitted = fit_head_(cast(Classifier, self.model), objective, batches, CONTRASTIVE_PENALTY, self.recipe.seed)
+        fitted = fit_head_and_layer_mix_(
+            cast(Classifier, self.model), objective, batches, CONTRASTIVE_PENALTY, self.recipe.seed
+        )
         return replace(done, message=fitted.describe() if done.step == self.recipe.training.steps else "")
 
 

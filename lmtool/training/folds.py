@@ -20,7 +20,7 @@ from lmtool.runs.reference import find_unchanged_base
 from lmtool.runs.uncertainty import N_FOLDS
 from lmtool.tasks.data import TableData
 from lmtool.tasks.rows import EncodedRow
-from lmtool.tasks.task import TaskModel
+from lmtool.tasks.task import ModelWithObjective
 from lmtool.training.convex import HeadFittingProblem
 from lmtool.training.distillation import add_distillation_loss
 from lmtool.training.fit import ModelAndOptimizers, fit
@@ -59,7 +59,7 @@ def count_fold_models(recipe: Recipe, data: TableData) -> int:
 
 def train_folds(
     job: TrainingJob, data: TableData, n_steps: int, should_stop: Callable[[], bool]
-) -> Iterator[tuple[TableData, TaskModel]]:
+) -> Iterator[tuple[TableData, ModelWithObjective]]:
     """Yields the data of each fold, and a model trained on its training rows.
 
     job, data, n_steps: of the model that is trained on all rows. Use a model before asking for the next one.
@@ -80,7 +80,7 @@ def train_folds(
         optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
         for step in fit(
             ModelAndOptimizers(lm, distilled, optimizers),
-            fold.make_examples(objective),
+            fold.make_training_examples(objective),
             recipe,
             compute,
             should_stop=should_stop,
@@ -89,12 +89,12 @@ def train_folds(
                 raise ScoringStopped
             if step.step >= n_steps:
                 break
-        yield fold, TaskModel(lm.eval(), objective, compute)
+        yield fold, ModelWithObjective(lm.eval(), objective, compute)
 
 
 def _fit_fold_heads(
     job: TrainingJob, data: TableData, optimizer: Lbfgs, folds: Sequence[TableData], should_stop: Callable[[], bool]
-) -> Iterator[tuple[TableData, TaskModel]]:
+) -> Iterator[tuple[TableData, ModelWithObjective]]:
     """Does `train_folds` for heads on a frozen body, computing the vectors of all rows once."""
     compute = job.compute
     lm, objective, _ = job.build_model()
@@ -104,13 +104,13 @@ def _fit_fold_heads(
     for fold in folds:
         numbers = {row.number for row in fold.tasks[0].train}
         fold_problem = problem.select_rows(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
-        fold_problem.fit_head_(optimizer.l2, job.recipe.seed)
+        fold_problem.fit_head_and_layer_mix_(optimizer.l2, job.recipe.seed)
         if compute.world.all_reduce_sum((float(should_stop()),))[0]:
             raise ScoringStopped
-        yield fold, TaskModel(lm.eval(), objective, compute)
+        yield fold, ModelWithObjective(lm.eval(), objective, compute)
 
 
-def cross_validate_features(
+def compute_cross_validation_losses(
     candidates: Sequence[tuple[Recipe, TableData]], report: Progress = no_progress
 ) -> list[float]:
     """Returns the loss of a linear model in cross-validation for each choice of the features of texts.
@@ -128,7 +128,7 @@ def cross_validate_features(
     return losses
 
 
-def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:
+def make_job_from_run_start(run: Run, job: TrainingJob) -> TrainingJob:
     """Returns a job that starts as the run did, also if it was resumed.
 
     Raises LmtoolError if something of it is missing.

@@ -22,7 +22,7 @@ MAX_BACKTRACKS = 10
 Vector = NDArray[Any]
 
 
-class _Step(NamedTuple):
+class _CurvaturePair(NamedTuple):
     """A step that was taken, the change of the gradient, and one over their product."""
 
     step_N: Vector
@@ -44,7 +44,7 @@ def minimize_lbfgs(
         start_N: first point. Near it, the curvature should be about 1 in all directions.
     """
     point_N, (value, gradient_N) = start_N, value_and_gradient(start_N)
-    steps: deque[_Step] = deque(maxlen=HISTORY_SIZE)
+    steps: deque[_CurvaturePair] = deque(maxlen=HISTORY_SIZE)
     last_values = deque([value], maxlen=N_COMPARED_ITERATIONS + 1)
     for _ in range(MAX_ITERATIONS):
         direction_N = -_multiply_by_inverse_hessian(gradient_N, steps)
@@ -66,7 +66,7 @@ def minimize_lbfgs(
         gradient_change_N = next_gradient_N - gradient_N
         product = float(step_N @ gradient_change_N)
         if product > 0.0:
-            steps.append(_Step(step_N, gradient_change_N, 1 / product))
+            steps.append(_CurvaturePair(step_N, gradient_change_N, 1 / product))
         point_N, value, gradient_N = point_N + step_N, next_value, next_gradient_N
         last_values.append(value)
         if len(last_values) > N_COMPARED_ITERATIONS and last_values[0] - value <= min_decrease:
@@ -74,7 +74,7 @@ def minimize_lbfgs(
     return point_N, value
 
 
-def _multiply_by_inverse_hessian(gradient_N: Vector, steps: deque[_Step]) -> Vector:
+def _multiply_by_inverse_hessian(gradient_N: Vector, steps: deque[_CurvaturePair]) -> Vector:
     """Returns the inverse Hessian that the steps show times the gradient, by the two-loop recursion (Nocedal 1980)."""
     if not steps:
         return gradient_N

@@ -129,7 +129,9 @@ class RunLengthController:
         else:
             first_steps = TimedFirstSteps(ESTIMATE_SECONDS, math.ceil(MAX_PROBE_FRACTION * recipe.training.steps))
         self._first_steps = first_steps if is_timed else None
-        self._max_steps, self._limited_by = min(list_step_limits_by_data(recipe, data), default=(UNKNOWN_STEPS, ""))
+        self._max_steps, self._limited_by = min(
+            convert_epochs_and_tokens_to_steps(recipe, data), default=(UNKNOWN_STEPS, "")
+        )
         self._deadline = math.inf
         self.durations: MeasuredDurations | None = None
 
@@ -244,14 +246,14 @@ def set_steps_from_data(recipe: Recipe, data: TrainingData) -> tuple[Recipe, str
     """
     if recipe.training.minutes is not None or data.unit == "row":
         return recipe, ""
-    limits = list_step_limits_by_data(recipe, data)
+    limits = convert_epochs_and_tokens_to_steps(recipe, data)
     if not limits:
         return recipe, ""
     steps, why = min(limits)
     return fix_steps_and_intervals(recipe, steps), f"length: {steps:,} steps, for {why}"
 
 
-def list_step_limits_by_data(recipe: Recipe, data: TrainingData | None) -> list[tuple[int, str]]:
+def convert_epochs_and_tokens_to_steps(recipe: Recipe, data: TrainingData | None) -> list[tuple[int, str]]:
     """Returns the maximum steps by epochs, if the data are known, and by tokens, with a description of each limit."""
     training, limits = recipe.training, list[tuple[int, str]]()
     if training.epochs is not None and data is not None:

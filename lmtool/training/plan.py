@@ -23,7 +23,7 @@ from lmtool.runs.load import LoadedModel
 from lmtool.runs.reference import Reference
 from lmtool.tasks.prepare import TaskTables, read_and_encode_tables
 from lmtool.training.data import TrainingData, tokenize_training_text
-from lmtool.training.distillation import check_teacher, resolve_teacher
+from lmtool.training.distillation import check_teacher, resolve_teacher_and_set_tokenizer
 from lmtool.training.job import TrainingJob
 from lmtool.training.length import set_steps_from_data
 from lmtool.training.pretrained import describe_features, load_features_and_update_recipe, open_pretrained_vectors
@@ -58,7 +58,7 @@ class TrainingPlan:
             self, resolved=replace(self.resolved, recipe=self.recipe.with_unvalidated_values({"seed": seed}))
         )
 
-    def read_data(
+    def read_data_teacher_and_features(
         self, report: Progress, world: World | None = None
     ) -> tuple[Recipe, TrainingData, Reference | None, LoadedModel | None]:
         """Reads the data that the plan names, and loads the model of features.
@@ -68,7 +68,7 @@ class TrainingPlan:
         """
         if not self.tables:
             _check_trainable_on_text(self.resolved, self.base)
-        resolved, teacher = resolve_teacher(self.resolved, self.base)
+        resolved, teacher = resolve_teacher_and_set_tokenizer(self.resolved, self.base)
         recipe, features = load_features_and_update_recipe(resolved.recipe, self.base)
         source = self.base or teacher if features is None else features.reference
         tokenizer = None if source is None else source.tokenizer
@@ -92,9 +92,9 @@ class TrainingPlan:
         if self.base is None:
             check_adapters_have_base(self.recipe)
         else:
-            _check_learned_positions(self.recipe.model, self.base.recipe.model)
+            _check_same_learned_position_count(self.recipe.model, self.base.recipe.model)
         source = open_pretrained_vectors(self.recipe, self.base)
-        recipe, data, teacher, features = self.read_data(report, compute.world)
+        recipe, data, teacher, features = self.read_data_teacher_and_features(report, compute.world)
         check_same_inputs_in_all_processes(recipe, data.fingerprint, compute.world)
         if teacher is not None:
             check_teacher(teacher, recipe, data.prompt_format.tokenizer)
@@ -161,7 +161,7 @@ def is_for_tables(recipe: Recipe) -> bool:
     return isinstance(recipe.objective, RowSpec)
 
 
-def _check_learned_positions(model_spec: Model, base_spec: Model) -> None:
+def _check_same_learned_position_count(model_spec: Model, base_spec: Model) -> None:
     """Raises UsageError if the table of learned positions has another length than that of the base run's model."""
     base_rows, rows = _count_learned_positions(base_spec), _count_learned_positions(model_spec)
     if base_rows is None or rows is None or base_rows == rows:

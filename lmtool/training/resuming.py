@@ -51,7 +51,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
     """
     if reference is None:
         run, skipped = find_resumable_or_last_run(
-            or_finished=any(setting.key in PROLONGING_KEYS for setting in settings)
+            include_finished=any(setting.key in PROLONGING_KEYS for setting in settings)
         )
         if skipped:
             yield Info(f"resuming {run.name}, since {', '.join(skipped)}")
@@ -62,11 +62,11 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
     run = named.run
     if run.info.origin is not None:
         raise _no_training_error(str(run.path))
-    written, recipe_warnings = named.read_unverified_recipe()
+    written, recipe_warnings = named.read_unverified_or_trained_recipe()
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
         recipe = recipe.with_unvalidated_values({"evaluation.metric": get_default_metric(recipe.objective)})
-    with configure_compute(recipe.training.device, recipe.training.precision).use_process_group() as compute:
+    with configure_compute(recipe.training.device, recipe.training.precision).join_process_group_once() as compute:
         world = compute.world
         compute = check_device_and_choose_sharding(recipe, compute, {})
         if world.is_main:
@@ -109,7 +109,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
                 run.remove_leftover_checkpoints(recipe.checkpoint.keep_last)
                 if run.info.sessions[-1].outcome != "finished":
                     # killed between its last checkpoint and its end, or ended by its new recipe
-                    run.end_session("finished")
+                    run.record_session_end("finished")
                 if not recipe.checkpoint.keep_optimizer:
                     run.remove_optimizer_states()
                 can_go_on = not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)

@@ -22,7 +22,7 @@ from lmtool.evaluation.loop import ValidationResult
 from lmtool.model import DecodeState
 from lmtool.model.language_model import CountingModel
 from lmtool.model.size import count_training_flops_per_token, estimate_persistent_memory
-from lmtool.model.transformer import TransformerUnmasked
+from lmtool.model.transformer import TransformerDecoderWithoutCausalMask
 from lmtool.recipe.spec.objective import Causal, Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
@@ -59,7 +59,7 @@ from lmtool.training.fit import (
     is_checkpoint_step,
     is_validation_step,
 )
-from lmtool.training.folds import ScoringStopped, is_cross_validated, rewind_job, train_folds
+from lmtool.training.folds import ScoringStopped, is_cross_validated, make_job_from_run_start, train_folds
 from lmtool.training.job import SessionOptions, TrainingJob
 from lmtool.training.length import RunLengthController, fix_steps_and_intervals, revise_steps_and_intervals
 from lmtool.training.optimizer import Optimizers
@@ -119,14 +119,14 @@ class TrainingSession:
             self.lm, distilled, Optimizers(recipe.optimizer, self.lm, compute, recipe.tuning), module
         )
         self.warnings: list[str] = []
-        if isinstance(self.lm, TransformerUnmasked):
+        if isinstance(self.lm, TransformerDecoderWithoutCausalMask):
             self.warnings.append(
                 "without model.causal_mask the decoder sees what it predicts: its losses measure nothing"
             )
         if checkpoint is None:
             self.warnings += filter(None, (notice, tiny_inverse_sqrt_rate_warning(recipe)))
         else:
-            self._restore_optimizer_and_states(checkpoint)
+            self._restore_optimizer_and_carried_states(checkpoint)
         setup = _describe_numerical_setup(recipe, compute)
         keys = (setup | state.setup).keys()
         changed = [f"{k} {state.setup.get(k)} -> {setup.get(k)}" for k in keys if state.setup.get(k) != setup.get(k)]
@@ -138,7 +138,7 @@ class TrainingSession:
 
     def run(self) -> Iterator[Event]:
         """Runs the steps up to the last one, or to a reason to end before. See `events`."""
-        self.examples = self.data.make_examples(self.objective)
+        self.examples = self.data.make_training_examples(self.objective)
         yield self.make_training_started_event()
         if should_compile(self.recipe, self.compute) and self.last_step < self.recipe.training.steps:
             samples = sample_numbers_for_rank(self.last_step, self.recipe.training.batch_size)[:1]
@@ -146,7 +146,7 @@ class TrainingSession:
             if warning := compile_or_return_warning_(self.lm, batch, self.compute):
                 yield Warn(warning)
         if self.state.pending is not None:  # the last session saved its last step, and ended before this
-            yield from self._validate_and_log_pending_step(None)
+            yield from self._run_pending_validation_and_log(None)
         trace_path = None
         if self.profiles:
             run, world = self.manager.run, self.compute.world
@@ -156,7 +156,7 @@ class TrainingSession:
             yield from self._run_steps(tracer)
             yield from tracer.finish_trace()
 
-    def _restore_optimizer_and_states(self, checkpoint: Checkpoint) -> None:
+    def _restore_optimizer_and_carried_states(self, checkpoint: Checkpoint) -> None:
         """Loads the optimizer and carried states of a checkpoint. Warns if they were removed and training goes on."""
         recipe = self.recipe
         if not checkpoint.has_optimizer:
@@ -208,7 +208,7 @@ class TrainingSession:
         """Tokens per second at the peak of the devices, of which the speed is the model FLOPs utilization."""
         is_causal = isinstance(self.recipe.objective, Causal) and isinstance(self.data, TextData)
         flops = count_training_flops_per_token(self.lm, self.recipe.model) if is_causal else None
-        peak = self.compute.peak_flops
+        peak = self.compute.total_peak_flops
         return None if flops is None or peak is None else peak / flops
 
     @property
@@ -245,7 +245,9 @@ class TrainingSession:
             if self.length.add_timed_step(step, self.examples, self.objective, must_finish=is_due):
                 if self.length.minutes is not None:
                     steps, why = self.length.choose_steps_for_time_limit(step.step, recipe.evaluation.every)
-                    yield from self._set_step_count(fix_steps_and_intervals(recipe, max(steps, step.step)), why)
+                    yield from self._replace_recipe_and_report_steps(
+                        fix_steps_and_intervals(recipe, max(steps, step.step)), why
+                    )
                 if self.length.durations is not None:
                     yield self.length.estimate_duration(self.recipe, step.step, self.examples.per_epoch)
             if self._reaches_stop_fraction(step.step):
@@ -272,9 +274,11 @@ class TrainingSession:
         """
         steps = self.length.compute_revised_steps(self.recipe, self.last_step, started_at)
         if steps != self.recipe.training.steps:
-            yield from self._set_step_count(revise_steps_and_intervals(self.recipe, steps), "by the speed so far")
+            yield from self._replace_recipe_and_report_steps(
+                revise_steps_and_intervals(self.recipe, steps), "by the speed so far"
+            )
 
-    def _set_step_count(self, recipe: Recipe, why: str) -> Iterator[Event]:
+    def _replace_recipe_and_report_steps(self, recipe: Recipe, why: str) -> Iterator[Event]:
         """Replaces the recipe by one with another number of steps and the intervals that follow from it."""
         self.recipe = recipe
         self.state.recipe = recipe.model_dump(mode="json")
@@ -315,18 +319,18 @@ class TrainingSession:
                 state.stream = self.examples.stream_positions_before(step.step * recipe.training.batch_size)
             yield from self.manager.save_checkpoint(step.step, self.lm, moments, state)
         if is_validated:
-            yield from self._validate_and_log_pending_step(step)
+            yield from self._run_pending_validation_and_log(step)
             if self.end_reason is None and not is_last and state.is_stale(recipe.evaluation):
                 self.end_reason = "early"
             if self.end_reason is None and not is_last and self.stops_below_baseline:
                 yield from self._stop_if_below_baseline(step.step)
         elif self.end_reason == "interrupted":
-            with self.evaluation_context() as compute:
+            with self.gather_weights_for_evaluation() as compute:
                 validation = self.data.validate(self.lm, self.objective, compute)
             self.validation_at_interruption = validation
             yield StepCompleted(step, validation, state.is_better(validation, recipe.evaluation.metric))
 
-    def _validate_and_log_pending_step(self, step: CompletedStep | None) -> Iterator[Event]:
+    def _run_pending_validation_and_log(self, step: CompletedStep | None) -> Iterator[Event]:
         """Validates the step whose record is pending, logs it, and writes samples.
 
         step: None if an earlier session took it.
@@ -336,14 +340,14 @@ class TrainingSession:
         assert record is not None
         number = int(str(record["step"]))
         started = time.perf_counter()
-        with self.evaluation_context() as compute:
+        with self.gather_weights_for_evaluation() as compute:
             validation = self.data.validate(self.lm, self.objective, compute)
         self.length.record_validation_seconds(time.perf_counter() - started)
         best, self.last_validation = state.best_value, validation
         is_best = state.update_best(number, validation, evaluation.metric)
         norms: dict[str, object] = {}
         if evaluation.gradient_norms and isinstance(self.data, TextData):
-            norms["gradient_norms"] = self.data.compute_validation_gradient_norms(self.lm)
+            norms["gradient_norms"] = self.data.compute_gradient_norms_by_steps_back(self.lm)
         # metrics of rows that are trained on tell nothing
         metrics = dict(validation.metrics) if self.data.holds_out else {}
         yield from self.manager.log_metrics(record | {"valid_loss": validation.loss} | metrics | norms)
@@ -409,7 +413,7 @@ class TrainingSession:
                 f"stops; {shlex.join(['lmtool', 'resume', path])} goes on to the end"
             )
 
-    def evaluate_and_finish(self) -> Iterator[Event]:
+    def finish_and_evaluate_best_checkpoint(self) -> Iterator[Event]:
         """Ends the session, and evaluates the best checkpoint of a finished run."""
         recipe, state, metric = self.recipe, self.state, self.recipe.evaluation.metric
         best = (state.best_step, state.best_value)
@@ -440,7 +444,7 @@ class TrainingSession:
         """Evaluates the best checkpoint of a finished run, and saves the results in the run."""
         run, peers = self.manager.run, self.manager.peers
         named = Run.open(Path(self.compute.world.broadcast_text("" if run is None else str(run.path.resolve()))))
-        checkpoint, warnings = named.find_best_checkpoint(peers)
+        checkpoint, warnings = named.find_best_or_newest_checkpoint(peers)
         yield from map(Warn, warnings)
         of_folds: list[Results] = []
         if isinstance(self.data, TableData) and self.data.needs_folds:
@@ -450,7 +454,7 @@ class TrainingSession:
                 yield TrainingEnded("interrupted", self.last_step, None, None, self.recipe.evaluation.metric)
                 return
         load_weights(self.lm, checkpoint)
-        with self.evaluation_context(self.objective.scores_text_in_one_pass) as compute:
+        with self.gather_weights_for_evaluation(self.objective.scores_text_in_one_pass) as compute:
             results = self.data.compute_results(self.lm, self.objective, checkpoint.step, compute)
         measured = {result.task for result in results if isinstance(result, Results)}
         results = [*(result for result in of_folds if result.task not in measured), *results]
@@ -481,9 +485,9 @@ class TrainingSession:
         self.lm.cpu()
         del self.trainable  # whose moments take memory
         try:
-            job = replace(rewind_job(run, self.job), recipe=self.recipe)  # of as many steps as this run
+            job = replace(make_job_from_run_start(run, self.job), recipe=self.recipe)  # of as many steps as this run
             folds = train_folds(job, data, step, self.should_stop)
-            results = data.compute_fold_results(folds, part, step)
+            results = data.calibrate_and_compute_fold_results(folds, part, step)
         except LmtoolError as error:
             yield Warn(f"{NO_SCORE}: {error.what}")
         else:
@@ -494,10 +498,10 @@ class TrainingSession:
 
     def gather_weights(self) -> AbstractContextManager[None]:
         """Returns a context in which this process has all weights of a sharded model."""
-        return nullcontext() if self.sharding is None else self.sharding.gather_all()
+        return nullcontext() if self.sharding is None else self.sharding.gather_all_for_inference()
 
     @contextmanager
-    def evaluation_context(self, in_lockstep: bool = True) -> Iterator[ExecutionContext]:
+    def gather_weights_for_evaluation(self, in_lockstep: bool = True) -> Iterator[ExecutionContext]:
         """Returns a context in which each process evaluates its part of the data.
 
         in_lockstep: each process makes as many forward passes as the others, so that a sharded model can gather one

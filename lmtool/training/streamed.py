@@ -13,7 +13,7 @@ from lmtool.compute.device import ExecutionContext
 from lmtool.data.blocks import STREAMS_FOLDER, BackgroundBlockTokenizer
 from lmtool.data.order import derive_seed
 from lmtool.data.prepare import TokenizedData
-from lmtool.data.streaming import BlockPosition
+from lmtool.data.streaming import BlockStart
 from lmtool.errors import CheckpointError
 from lmtool.objective import Example, TextCutSettings
 from lmtool.runs.files import StreamPosition
@@ -44,7 +44,7 @@ def open_block_stores(
         path = Path(compute.world.broadcast_text(str(folder.absolute())))
         opened = []
         for n, (streamed, head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):
-            begin = (0, BlockPosition())
+            begin = (0, BlockStart())
             if resume_positions:
                 begin = (resume_positions[n].block, _block_start(resume_positions[n]))
             blocks = BackgroundBlockTokenizer(
@@ -60,8 +60,8 @@ def open_block_stores(
         yield opened
 
 
-def _block_start(position: StreamPosition) -> BlockPosition:
-    return BlockPosition(position.turn, position.unit, position.chunk)
+def _block_start(position: StreamPosition) -> BlockStart:
+    return BlockStart(position.turn, position.unit, position.chunk)
 
 
 class StreamedWindows(ExampleSource):
@@ -109,13 +109,13 @@ class StreamedWindows(ExampleSource):
             self._drop_blocks_before(int(sample_S.min()))
         return examples
 
-    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def list_distinct_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Returns the numbers of the documents of the samples in the order of the stream, sorted and distinct."""
         with self._opening:
             return [
                 self._first_documents[at] + document
                 for at, windows, own_S in self._group_samples_by_block(sample_S)
-                for document in windows.find_document_numbers(own_S)
+                for document in windows.list_distinct_document_numbers(own_S)
             ]
 
     def advance_blocks_to(self, sample: int) -> None:
@@ -193,8 +193,8 @@ class StreamedMixture(TextMixture):
             text.advance_blocks_to(sample_of_text)
         return super().read(sample_S)
 
-    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
-        return sorted(set(super().find_document_numbers(sample_S)))
+    def list_distinct_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
+        return sorted(set(super().list_distinct_document_numbers(sample_S)))
 
     def stream_positions_before(self, sample: int) -> list[StreamPosition]:
         """Returns the position in each text before this sample of the mixture."""

@@ -12,7 +12,7 @@ from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.objective import supported_objectives
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.checkpoint import SINGLE_PROCESS
-from lmtool.runs.creation import check_output_folder, create_run
+from lmtool.runs.creation import check_output_free_and_writable, create_run
 from lmtool.runs.directory import BASELINE, RECIPE, SPLIT, Run
 from lmtool.runs.files import RunInfo, describe_environment
 from lmtool.runs.load import load_run
@@ -33,12 +33,12 @@ def train(plan: TrainingPlan, options: SessionOptions) -> Iterator[Event]:
 
     Raises the errors of every part; nothing is created before recipe, folder and memory are checked.
     """
-    check_output_folder(options.output, options.replace_aborted)
+    check_output_free_and_writable(options.output, options.replace_aborted)
     recipe = plan.recipe
-    with configure_compute(recipe.training.device, recipe.training.precision).use_process_group() as joined:
+    with configure_compute(recipe.training.device, recipe.training.precision).join_process_group_once() as joined:
         compute = check_device_and_choose_sharding(recipe, joined, plan.resolved.origins)
         if compute.world.is_main:
-            check_output_folder(options.output, options.replace_aborted)  # others may have been quicker
+            check_output_free_and_writable(options.output, options.replace_aborted)  # others may have been quicker
         job = plan.prepare_job(compute, options.report)
         run = _create_run(plan.resolved.name, job, options) if compute.world.is_main else None
         with run or nullcontext():
@@ -60,7 +60,7 @@ def _create_run(recipe_name: str, job: TrainingJob, options: SessionOptions) -> 
         teacher=job.teacher and job.teacher.to_source_record(),
         data={
             "lines": list(job.lines),
-            "bytes_per_token": data.bytes_per_token,
+            "bytes_per_token": data.validation_bytes_per_token,
             "valid_rows": data.n_valid if isinstance(data, TableData) else None,
         },
     )
@@ -121,7 +121,7 @@ def train_session(
         except NumericalError as error:
             where = "; ".join(filter(None, (error.where, manager.saved_description)))
             raise NumericalError(error.what, where=where, fix=error.fix) from error
-        yield from session.evaluate_and_finish()
+        yield from session.finish_and_evaluate_best_checkpoint()
 
 
 def _measure_or_read_baselines(run: Run, job: TrainingJob) -> Iterator[Event]:

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from lmtool.compute.device import has_fast_bfloat16
 from lmtool.compute.kernels.gpu import adam_counter_device, update_by_adam_
-from lmtool.compute.shards import RowExchange
+from lmtool.compute.shards import WholeMatrixExchange
 
 ADAGRAD_EPS = 1e-10
 """Added to the root of a sum of squares, which is zero for a row that never had a gradient."""
@@ -159,8 +159,8 @@ class MuonMatrices(UpdateRule):
     ) -> None:
         """Updates this process's rows of all matrices. Each process orthogonalises a part of the matrices."""
         shapes = [(sum(rows_of_parts), part.shape[1]) for rows_of_parts, part in zip(parts, rows, strict=True)]
-        exchange = RowExchange(sharded, shapes)
-        matrices = exchange.gather(updates)
+        exchange = WholeMatrixExchange(sharded, shapes)
+        matrices = exchange.gather_owned_matrices(updates)
         own_parts = [parts[i] for i in exchange.owned]
         for (n_rows, n_columns), alike in _split_and_group_by_shape(
             [(matrix,) for matrix in matrices], own_parts

@@ -30,7 +30,7 @@ MAX_LONG_FRACTION = 0.01
 class ExampleSource(Protocol):
     """A source of examples.
 
-    unit: name of the texts that `find_document_numbers` numbers. per_epoch: examples in one epoch.
+    unit: name of the texts that `list_distinct_document_numbers` numbers. per_epoch: examples in one epoch.
     """
 
     unit: str
@@ -41,7 +41,7 @@ class ExampleSource(Protocol):
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """Reads the examples with these sample numbers, which continue from epoch to epoch."""
 
-    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def list_distinct_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Returns the numbers of the texts of the samples, sorted and distinct."""
 
     def restarts(self, step: int) -> bool:
@@ -50,7 +50,7 @@ class ExampleSource(Protocol):
 
 
 @dataclass(frozen=True)
-class _ExampleSpans:
+class _WindowSpans:
     """The tokens of an example: spans start..stop of the store, one after the other; for a pair also a second text.
 
     follows: whether the second text follows the first in a document.
@@ -67,9 +67,9 @@ class _StreamCutter(RandomOffsetWindows):
 
     length: int
 
-    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _ExampleSpans:
+    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _WindowSpans:
         start = self.window_start(epoch, item)
-        return _ExampleSpans([(start, start + self.length)])
+        return _WindowSpans([(start, start + self.length)])
 
 
 class _DocumentPacker:
@@ -95,7 +95,7 @@ class _DocumentPacker:
         length_D = store.document_lengths()
         return int(length_D[length_D > cut.length].sum()) <= MAX_LONG_FRACTION * len(store)
 
-    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _ExampleSpans:
+    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _WindowSpans:
         n, key = self._store.n_documents, derive_seed(self._seed, "documents", epoch)
         spans: list[tuple[int, int]] = []
         first, left = item * self._per_row, self._length
@@ -107,7 +107,7 @@ class _DocumentPacker:
                 if not left:
                     break
             first += self._per_row + 1
-        return _ExampleSpans(spans)
+        return _WindowSpans(spans)
 
 
 class _SentencePairCutter:
@@ -135,19 +135,19 @@ class _SentencePairCutter:
             fix = "give more text, divide it with data.documents, or set it to false"
             raise DataError(what, where=f"objective.{key}", fix=fix)
 
-    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _ExampleSpans:
+    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _WindowSpans:
         """Returns the window around this item's anchor, or in the next usable document."""
         anchor = (derive_seed(self._seed, "phase", epoch) + item * self._cut.stride) % len(self._store)
         number = self._find_usable_document(anchor)
         start, stop = self._place_window(number, anchor, self._cut.length)
         middle = start + int(rng.integers(1, stop - start))
         if rng.integers(2):
-            return _ExampleSpans([(start, middle)], (middle, stop), follows=True)
+            return _WindowSpans([(start, middle)], (middle, stop), follows=True)
         if self._cut.unit == "swapped pair":
-            return _ExampleSpans([(middle, stop)], (start, middle))
+            return _WindowSpans([(middle, stop)], (start, middle))
         other = self._draw_other_document_and_anchor(number, stop - start, rng)
         first, last = self._place_window(*other, stop - start)
-        return _ExampleSpans([(start, middle)], (max(first + 1, last - (stop - middle)), last))
+        return _WindowSpans([(start, middle)], (max(first + 1, last - (stop - middle)), last))
 
     def _draw_other_document_and_anchor(self, document: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
         """Draws another document and an anchor in it: the first one drawn with `length` tokens, or else the longest."""
@@ -261,7 +261,7 @@ class Windows:
         targets_T[: max(0, start - first - 1)] = IGNORE
         return Batch(tokens_T[None, :-1], targets_T[None], documents_BT=document_T[None, :-1])
 
-    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def list_distinct_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Returns the numbers of the documents of the samples, sorted and distinct."""
         touched: set[int] = set()
         for window, _ in self._cut_windows_with_rng(sample_S):
@@ -269,7 +269,7 @@ class Windows:
                 touched.update(range(self._store.find_documents(start), self._store.find_documents(stop - 1) + 1))
         return sorted(touched)
 
-    def _cut_windows_with_rng(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[_ExampleSpans, np.random.Generator]]:
+    def _cut_windows_with_rng(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[_WindowSpans, np.random.Generator]]:
         """Yields the window of each sample, and its random generator, with which it may have been drawn."""
         for sample, epoch, item in zip(sample_S, *self._order(sample_S), strict=True):
             rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "example", int(sample))))
@@ -305,11 +305,11 @@ class TextMixture(ExampleSource):
                 examples |= zip(row_K.tolist(), text.read(own_S[row_K]), strict=True)
         return [examples[row] for row in range(len(sample_S))]
 
-    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def list_distinct_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         text_S, own_S = self._order(sample_S)
         return [
             int(self._before[number]) + document
             for number, text in enumerate(self._texts)
             if (text_S == number).any()
-            for document in text.find_document_numbers(own_S[text_S == number])
+            for document in text.list_distinct_document_numbers(own_S[text_S == number])
         ]

@@ -136,7 +136,7 @@ def test_labels_that_may_be_wrong_are_shown_and_set_right(
     wrong = "the old cat here"
     for i, (_, (label,)) in enumerate(served.labelling.table.rows):
         served.labelling.save_answer_and_assign_next("x", i, 0, ["fruit" if label == wrong else TRUTH[label]])
-    served.labelling.update_queue_and_estimates()
+    served.labelling.fit_and_update_queue_and_estimates()
     page = served._chromium.new_page()
     page.goto(f"{served.address}/#{KEY}")
     page.locator("#wrong:not([hidden])").wait_for()
@@ -144,7 +144,7 @@ def test_labels_that_may_be_wrong_are_shown_and_set_right(
     page.keyboard.press("!")
     assert text(page) == wrong
     press(page, "1")
-    assert served.labelling.row_to_json([*TRUTH].index(wrong))["labels"] == ("animal",)
+    assert served.labelling.row_and_version_to_json([*TRUTH].index(wrong))["labels"] == ("animal",)
     page.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lmtool.apps.labelling.table import TableToLabel
-from lmtool.apps.sweeping.sweep import SweepArguments
+from lmtool.apps.sweeping.sweep import SharedRunArguments
 from lmtool.cli import app
 from lmtool.cli.commands import serve
 from lmtool.cli.help import RUN_OPTION, find_near_words
@@ -108,10 +108,10 @@ def test_a_hyphen_is_standard_input(
     read: list[str] = []
 
     def kept(*given: Any, **more: Any) -> None:
-        read.append(given[0].data[0] if isinstance(given[0], SweepArguments) else given[0])
+        read.append(given[0].data[0] if isinstance(given[0], SharedRunArguments) else given[0])
         raise SystemExit
 
-    monkeypatch.setattr(SweepArguments, "resolve_for_all_runs", kept)
+    monkeypatch.setattr(SharedRunArguments, "resolve_for_all_runs", kept)
     monkeypatch.setattr(TableToLabel, "read", kept)
     monkeypatch.setattr(serve, "_check_installed", lambda command: None)
     content = (files / file).read_bytes()

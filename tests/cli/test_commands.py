@@ -68,7 +68,7 @@ def test_resume_without_a_name_takes_the_last_run_that_was_stopped(lmtool: Comma
             began.lock()
             began.rewind_and_start_session(step=step, command=[], environment={})
             if outcome == "finished":
-                began.end_session("finished")
+                began.record_session_end("finished")
 
     session(run, 4)
     session(finished, 6, "finished")
@@ -111,7 +111,7 @@ def test_a_second_phase_has_longer_rows(lmtool: CommandLine, home: Path, corpus:
 def test_the_limit_of_a_bundled_text_stands_beside_the_figure(lmtool: CommandLine, home: Path) -> None:
     text = bundled.data_folder() / "stories.valid.txt"
     run = lmtool.succeeds("pretrain", text, *SMALL, *settings(tokenizer_vocab_size=400), "-q").out.strip()
-    limit = bundled.entropy_bits_per_byte([text])
+    limit = bundled.known_entropy_bits_per_byte([text])
     assert limit is not None
     assert f"the best possible model: {limit:.4f}" in lmtool.succeeds("eval", run, "data/stories.valid.txt").out
     assert lmtool.succeeds("eval", run, text, "--json").json()["limit_bits_per_byte"] == limit

@@ -41,7 +41,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     asked: list[Asked] = []
 
     def put(model: Any, warnings: Sequence[str] = (), answers: bool = False) -> list[Asked]:
-        def load_for_inference(ref: str, compute: ExecutionContext) -> SimpleNamespace:
+        def load_packed_for_inference(ref: str, compute: ExecutionContext) -> SimpleNamespace:
             asked.append((ref, compute.device.type, compute.precision))
             compute = ExecutionContext(torch.device("cpu"), "float32")
             return SimpleNamespace(
@@ -66,7 +66,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
             )
 
         monkeypatch.setattr(generating, "resolve_reference", str)
-        monkeypatch.setattr(generating, "load_for_inference", load_for_inference)
+        monkeypatch.setattr(generating, "load_packed_for_inference", load_packed_for_inference)
         return asked
 
     return put

@@ -187,7 +187,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
         raise SystemExit
 
     def tokenized(recipe: Any, settings: Any, *given: Any) -> Any:
-        found.append(resolve_recipe_for_text(recipe, settings, report=no_report)[0].recipe)
+        found.append(resolve_recipe_for_text(recipe, settings, scan_progress=no_report)[0].recipe)
         raise SystemExit
 
     def looked(data: Any, *given: Any, **more: Any) -> Any:

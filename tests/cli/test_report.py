@@ -50,7 +50,7 @@ def test_a_page_that_fails_is_a_warning(
     assert "the disk is full" in last
 
 
-@pytest.mark.parametrize("dies", ["write_run_page", "end_session"])
+@pytest.mark.parametrize("dies", ["write_run_page", "record_session_end"])
 def test_a_run_that_was_killed_after_its_last_step_gets_the_page_that_is_missing(
     lmtool: CommandLine, home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:

@@ -40,7 +40,7 @@ def run(runs: Path) -> Run:
         )
         run.metrics.append({"step": 1500, "valid_loss": 1.25})
         run.save_checkpoint(CheckpointContent(1500, {"w": torch.zeros(1000)}, {}, {}, 1500), keep_last=2)
-        run.end_session("finished")
+        run.record_session_end("finished")
     return run
 
 

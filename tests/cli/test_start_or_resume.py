@@ -12,7 +12,7 @@ import pytest
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
 from lmtool.runs.checkpoint import list_checkpoints
-from lmtool.runs.creation import check_output_folder, has_checkpoint
+from lmtool.runs.creation import check_output_free_and_writable, has_checkpoint
 from lmtool.runs.directory import Run
 from lmtool.training import length
 from tests.support.cli import CommandLine, contents
@@ -59,7 +59,7 @@ def test_a_run_without_a_checkpoint_is_begun_again(work: Work, lmtool: CommandLi
     created = Run.open(work.run()).info.created
     assert not has_checkpoint(work.run())
     with pytest.raises(UsageError, match="already holds"):
-        check_output_folder(work.run())
+        check_output_free_and_writable(work.run())
     lmtool.succeeds(*command(work))
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
     assert Run.open(work.run()).info.created != created
@@ -70,12 +70,12 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     """A checkpoint that was set aside is work, and a file of that name may be anybody's."""
     (tmp_path / "report.html").write_text("mine")
     with refuses("output_exists"):
-        check_output_folder(tmp_path, replace_aborted=True)
+        check_output_free_and_writable(tmp_path, replace_aborted=True)
     (tmp_path / ".lock").touch()
-    check_output_folder(tmp_path, replace_aborted=True)
+    check_output_free_and_writable(tmp_path, replace_aborted=True)
     (tmp_path / "checkpoints" / "step-000005.aside-1").mkdir(parents=True)
     with refuses("output_exists"):
-        check_output_folder(tmp_path, replace_aborted=True)
+        check_output_free_and_writable(tmp_path, replace_aborted=True)
 
 
 def test_a_share_of_the_steps_is_that_of_the_length_as_revised(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lmtool.apps.sweeping import sweep
-from lmtool.apps.sweeping.halving import RunCost
+from lmtool.apps.sweeping.halving import RunSeconds
 from lmtool.runs.checkpoint import list_checkpoints
 from lmtool.runs.creation import has_checkpoint
 from lmtool.runs.directory import Run
@@ -150,7 +150,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
 def test_a_search_trains_all_a_little_and_the_better_ones_on(
     lmtool: CommandLine, home: Path, corpus: Path, inside: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = iter([RunCost(1.0, 100.0)] * 9)
+    planned = iter([RunSeconds(1.0, 100.0)] * 9)
     monkeypatch.setattr(sweep.Sweep, "estimate_largest_cost", lambda this, names: next(planned))
     words = ("sweep", corpus, *SMALL, "--minutes", "5", "--jobs", "1", "-o", "runs/search", "--json")
     told = json.loads(lmtool.succeeds(*words).out)

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from lmtool.compute.machine import process_memory_limit_bytes
+from lmtool.compute.machine import physical_memory_limit_bytes
 
 
 def test_memory_is_the_lowest_limit_of_the_control_groups_above(tmp_path):
-    whole = process_memory_limit_bytes(tmp_path)
+    whole = physical_memory_limit_bytes(tmp_path)
     assert whole is not None
     assert whole > 0
     (tmp_path / "proc/self").mkdir(parents=True)
@@ -19,14 +19,14 @@ def test_memory_is_the_lowest_limit_of_the_control_groups_above(tmp_path):
     inner = tmp_path / "sys/fs/cgroup/a/b"
     inner.mkdir(parents=True)
     (inner / "memory.max").write_text("max\n")
-    assert process_memory_limit_bytes(tmp_path) == whole
+    assert physical_memory_limit_bytes(tmp_path) == whole
     (inner.parent / "memory.max").write_text("4096\n")
-    assert process_memory_limit_bytes(tmp_path) == 4096
+    assert physical_memory_limit_bytes(tmp_path) == 4096
     (tmp_path / "proc/self/cgroup").write_text("5:cpu:/\n4:memory:/docker/x\n")
-    assert process_memory_limit_bytes(tmp_path) == whole
+    assert physical_memory_limit_bytes(tmp_path) == whole
     (tmp_path / "sys/fs/cgroup/memory").mkdir()
     (tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text("8192\n")
-    assert process_memory_limit_bytes(tmp_path) == 8192
+    assert physical_memory_limit_bytes(tmp_path) == 8192
 
 
 FAULTS = """

@@ -32,7 +32,10 @@ def test_processes_that_cannot_meet_are_told_so(monkeypatch: pytest.MonkeyPatch)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.distributed, "init_process_group", gone)
-    with pytest.raises(ResourceError, match=r"the 2 processes cannot meet: .*closed by peer"), CPU.use_process_group():
+    with (
+        pytest.raises(ResourceError, match=r"the 2 processes cannot meet: .*closed by peer"),
+        CPU.join_process_group_once(),
+    ):
         pass
 
 
@@ -92,7 +95,7 @@ def test_a_process_alone_is_the_main_one(monkeypatch: pytest.MonkeyPatch, enviro
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert is_main_process()
-    with CPU.use_process_group() as compute:
+    with CPU.join_process_group_once() as compute:
         assert compute.world.is_main
 
 
@@ -123,12 +126,12 @@ def test_two_real_processes(tmp_path: Path) -> None:
 
 _WAITING = """
 from lmtool.cli.signals import exit_on_signals
-from lmtool.compute.processes import use_process_group
+from lmtool.compute.processes import join_process_group_once
 from tests.compute.test_processes import CPU
 
 exit_on_signals()
 print("begins", flush=True)
-with CPU.use_process_group():
+with CPU.join_process_group_once():
     pass
 """
 
@@ -173,7 +176,7 @@ def test_a_process_in_a_collective_leaves_at_the_second_signal_and_is_no_orphan(
 
 def _tell(order: Path) -> None:
     """What one of two real processes finds, as JSON."""
-    with CPU.use_process_group() as compute:
+    with CPU.join_process_group_once() as compute:
         world = compute.world
 
         def make() -> None:
@@ -189,7 +192,7 @@ def _tell(order: Path) -> None:
             "text": world.broadcast_text("naïve" * world.is_main),
             "order": [int(rank) for rank in order.read_text()],
         }
-    with CPU.use_process_group() as compute:  # as a command does that evaluates several tables
+    with CPU.join_process_group_once() as compute:  # as a command does that evaluates several tables
         told["again"] = compute.world.all_reduce_sum([1.0])
     os.write(1, f"{json.dumps(told)}\n".encode())  # at once, so that lines do not mix
 

@@ -102,7 +102,7 @@ class _Local:
         patch.setattr(World, "create_text_exchange_group", lambda _: self._aside())
         patch.setattr(World, "wrap_data_parallel", lambda _, module: self.exchanging(module))
         patch.setattr(World, "skip_gradient_sync", lambda _, module: _alone(module))
-        patch.setattr(device, "use_process_group", self._joined)
+        patch.setattr(device, "join_process_group_once", self._joined)
         # threads draw from one generator, so that none may train while another one initializes its model
         drawing, genuine = threading.Lock(), job.build_for_training
 
@@ -207,7 +207,7 @@ class Shared:
         yield
 
     @contextmanager
-    def gather_all(self) -> Iterator[None]:
+    def gather_all_for_inference(self) -> Iterator[None]:
         self._gather("all")
         self._is_whole = True
         yield

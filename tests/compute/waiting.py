@@ -14,7 +14,7 @@ from tests.compute.forked import forked
 
 
 def wait() -> None:
-    with CPU.use_process_group() as compute:
+    with CPU.join_process_group_once() as compute:
         world = compute.world
         StopAtStep(notify=False).open()
         os.write(1, f"{world.rank} {os.getpid()}\n".encode())

@@ -31,12 +31,12 @@ def test_the_entropy_of_a_text_is_known_by_its_content(tmp_path: Path, monkeypat
     one, two = (known[hashlib.sha256(path.read_bytes()).hexdigest()] for path in (VALID, TRAIN))
     copy = tmp_path / "renamed.txt"
     copy.write_bytes(VALID.read_bytes())
-    assert bundled.entropy_bits_per_byte([copy]) == bundled.entropy_bits_per_byte([VALID])
-    assert bundled.entropy_bits_per_byte([VALID]) == pytest.approx(one["bits_per_byte"], abs=1e-6)
+    assert bundled.known_entropy_bits_per_byte([copy]) == bundled.known_entropy_bits_per_byte([VALID])
+    assert bundled.known_entropy_bits_per_byte([VALID]) == pytest.approx(one["bits_per_byte"], abs=1e-6)
     both = (one["bits"] + two["bits"]) / (one["bytes"] + two["bytes"])
-    assert bundled.entropy_bits_per_byte([VALID, TRAIN]) == pytest.approx(both)
+    assert bundled.known_entropy_bits_per_byte([VALID, TRAIN]) == pytest.approx(both)
     copy.write_bytes(VALID.read_bytes()[:-1] + b"!")
     for unknown in ([], [copy], [VALID, copy], [FOLDER / "translation.tsv"], [FOLDER / "reviews.csv"]):
-        assert bundled.entropy_bits_per_byte(unknown) is None
+        assert bundled.known_entropy_bits_per_byte(unknown) is None
     monkeypatch.setattr(bundled, "data_folder", lambda: tmp_path / "none")
-    assert bundled.entropy_bits_per_byte([VALID]) is None
+    assert bundled.known_entropy_bits_per_byte([VALID]) is None

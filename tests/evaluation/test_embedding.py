@@ -44,7 +44,10 @@ def test_a_tuned_model_reads_texts_as_its_rows(work: Work, family: str) -> None:
     work.pretrain(*BASES[family], "training.steps=1", name="base")
     work.finetune("training.steps=1", source=work.run("base"))
     loaded = load_run(str(work.run("tuned")))
-    rows = [loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text))])[0].tolist() for text in TEXTS]
+    rows = [
+        loaded.prompt_format.encode_and_truncate_row([np.array(loaded.tokenizer.encode(text))])[0].tolist()
+        for text in TEXTS
+    ]
     task = build_task(loaded.recipe, loaded.prompt_format, "", Columns(("text",)), ())
     asked = task.encode([LabelledRow((text,), None, None, i) for i, text in enumerate(TEXTS)])
     assert [row.tokens.tolist() for row in asked] == rows, "and so are its input rows"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lmtool.compute.device import CPU, ExecutionContext
 from lmtool.compute.processes import World
-from lmtool.evaluation.loop import BATCH_TOKENS, EvaluationSums, evaluate_items, group_by_length
+from lmtool.evaluation.loop import BATCH_TOKENS, EvaluationOutput, evaluate_items, group_by_length
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss
 from tests.compute.together import together
@@ -82,7 +82,7 @@ class Things:
         found: bool = True,
         losses: bool = True,
         **more: Any,
-    ) -> EvaluationSums:
+    ) -> EvaluationOutput:
         def read(chosen: list[int]) -> tuple[Loss | None, list[NDArray[Any]]]:
             self.read.extend(chosen)
             return self.loss(chosen) if losses else None, [self.arrays[i] for i in chosen] if found else []
@@ -116,7 +116,7 @@ def test_any_number_of_processes_finds_the_same(
     """In step all compute as many batches: idle ones repeat some item, which does not count."""
     alone, every, read = Things(n, rank).evaluate(), [Things(n, rank) for _ in range(size)], [0] * size
 
-    def process(world: World) -> EvaluationSums:
+    def process(world: World) -> EvaluationOutput:
         items = every[world.rank]
         genuine = items.loss
 

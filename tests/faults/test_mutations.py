@@ -16,7 +16,7 @@ MUTATIONS = {
 from lmtool.storage import durable
 def write_new(path, chunks):
     path.write_bytes(b"".join(map(bytes, [chunks] if isinstance(chunks, bytes | memoryview) else chunks)))
-durable.write_new_file = write_new
+durable.write_and_sync_new_file = write_new
 """,
     ),
     "the moments of the optimizer start anew when a run is resumed": (

@@ -25,21 +25,21 @@ from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.data.table import open_table
 from lmtool.data.vectors import VectorFile
 from lmtool.generation.params import MaskPredict, SamplingParams, params_to_record
-from lmtool.generation.prompts import gather_prompts
+from lmtool.generation.prompts import read_prompts_from_args_or_file
 from lmtool.generation.replay import read_records
 from lmtool.interop.importing import read_recipe_sections
 from lmtool.interop.published_models import open_published_model
 from lmtool.interop.tokenization.reading import read_published_tokenizer
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import load, shipped_recipes
-from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TrainedTokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.runs import checkpoint as checkpoints
 from lmtool.runs import tensors
 from lmtool.runs.creation import create_run
 from lmtool.runs.damage import find_damaged_run_files
 from lmtool.runs.directory import CHECKPOINTS, Run
 from lmtool.runs.files import ValidationState, read_saved_state
-from lmtool.runs.reference import read_verified_recipe
+from lmtool.runs.reference import read_verified_or_trained_recipe
 from lmtool.runs.saving import CheckpointContent
 from lmtool.storage.checksum import xxh3
 from lmtool.tasks.reading import read_labelled_table
@@ -185,7 +185,7 @@ def _read_vectors(folder: Path, content: bytes) -> None:
 
 
 def _read_prompts(folder: Path, content: bytes) -> None:
-    gather_prompts([], str(_written(folder, "prompts.txt", content)))
+    read_prompts_from_args_or_file([], str(_written(folder, "prompts.txt", content)))
 
 
 def _records(_: Path) -> list[bytes]:
@@ -300,7 +300,7 @@ def _read_gguf(folder: Path, content: bytes) -> None:
 
 
 def _tokenizers(_: Path) -> list[bytes]:
-    specs: list[TokenizerSpec] = [
+    specs: list[TrainedTokenizerSpec] = [
         BpeTokenizer(vocab_size=300, sentinels=2),
         WordPieceTokenizer(kind="wordpiece", vocab_size=120, sentinels=0),
         CharTokenizer(kind="char", sentinels=0),
@@ -326,7 +326,7 @@ def _file_of_published(name: str, changed: str) -> ModelRunner:
         read_published_tokenizer(model, "llama")
         tokenizer = Tokenizer.load(model)
         _use(tokenizer)
-        ChatFormat.from_tokenizer(tokenizer)
+        ChatFormat.from_tokenizer_or_plain(tokenizer)
 
     return _file_of(lambda place: published(place, name), changed, use)
 
@@ -343,7 +343,7 @@ def _read_template(folder: Path, content: bytes) -> None:
         published(folder / "model", "smollm2")
     whole = json.loads(config.read_bytes()) | {"chat_template": content.decode("utf-8", "replace")}
     config.write_text(json.dumps(whole))
-    chat = ChatFormat.from_tokenizer(Tokenizer.load(folder / "model"))
+    chat = ChatFormat.from_tokenizer_or_plain(Tokenizer.load(folder / "model"))
     chat.encode_prompt(MESSAGES[:1])
     chat.encode_conversation(MESSAGES)
 
@@ -504,8 +504,10 @@ def _run(place: Path) -> None:
             run.samples.append({"step": step, "prompt": "One", "text": "One day"})
         state = {"recipe": recipe.model_dump(mode="json"), "tokens": 100, "seconds": 1.0}
         run.save_checkpoint(CheckpointContent(2, {"w": torch.ones(2)}, {}, state), keep_last=2)
-        run.save_validation_and_prune(ValidationState(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0))
-        run.end_session("finished")
+        run.record_validation_and_prune_checkpoints(
+            ValidationState(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0)
+        )
+        run.record_session_end("finished")
 
 
 SAVED = f"{CHECKPOINTS}/step-000002"
@@ -525,7 +527,7 @@ def _file_of_a_run(name: str) -> ModelRunner:
 def _use_signed_state(run: Path) -> None:
     sign(run / SAVED)
     checkpoint = checkpoints.open_and_verify_checkpoint(run / SAVED)
-    read_verified_recipe(Run.open(run), checkpoint)
+    read_verified_or_trained_recipe(Run.open(run), checkpoint)
     read_saved_state(checkpoint)
 
 

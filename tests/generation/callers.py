@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lmtool.generation.chat import choose_chat_format, validate_messages
+from lmtool.generation.chat import choose_chat_or_plain_format, validate_messages
 from lmtool.generation.generate import TextGenerator
 from lmtool.interop.importing import import_to_cache
 from tests.generation import talkers
@@ -68,7 +68,7 @@ def recaller(folder: Path) -> TextGenerator:
     loaded = TextGenerator.open(
         str(import_to_cache(str(talkers.publish(folder, template=template, names=names))))
     ).loaded
-    chat = choose_chat_format(loaded).with_tools(TOOLS)
+    chat = choose_chat_or_plain_format(loaded).with_tools(TOOLS)
     rows = [chat.encode_conversation(validate_messages(one))[0] for one in CONVERSATIONS]
     return TextGenerator(replace(loaded, model=Recaller(rows, loaded.tokenizer.vocab_size)))
 

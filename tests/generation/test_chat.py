@@ -17,7 +17,7 @@ from lmtool.generation.generate import TextGenerator, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.prefix_cache import BLOCK_TOKENS
 from lmtool.interop.importing import import_to_cache
-from lmtool.runs.load import LoadedModel, load_for_inference, load_run
+from lmtool.runs.load import LoadedModel, load_packed_for_inference, load_run
 from lmtool.tasks.cells import parse_messages
 from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.prompt_format import Prompt
@@ -40,12 +40,12 @@ def user(text: str) -> list[Message]:
 
 
 def prompt_of(loaded: LoadedModel, messages: list[Message]) -> list[int]:
-    return ChatFormat.from_tokenizer(loaded.tokenizer).encode_prompt(messages)
+    return ChatFormat.from_tokenizer_or_plain(loaded.tokenizer).encode_prompt(messages)
 
 
 def answered(conversation: Conversation, text: str) -> tuple[int, ...]:
     """The tokens of a complete answer."""
-    answer = conversation.answer(user(text))
+    answer = conversation.send_messages(user(text))
     pieces = list(answer)
     assert answer.completion is not None
     assert answer.text == "".join(pieces) == answer.completion.text.lstrip()
@@ -144,7 +144,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("family", nightly_but(FAMILIES, "decoder", "lstm"))
 def test_a_model_trained_here_reads_questions_and_answers_between_its_marks(work: Work, family: str) -> None:
     work.pretrain(*FAMILIES[family], "training.steps=1")
-    loaded = load_for_inference(str(work.run()))
+    loaded = load_packed_for_inference(str(work.run()))
     t = loaded.tokenizer
     settings = SamplingParams(max_new_tokens=20, min_new_tokens=5, seed=7)
     conversation = Conversation(TextGenerator(loaded), settings)
@@ -185,7 +185,7 @@ def test_the_same_question_has_another_sample_each_time(loaded: LoadedModel, con
     for _ in range(3):
         found.append(answered(conversation, "Who?"))
         conversation.reset()
-    ends = set(ChatFormat.from_tokenizer(loaded.tokenizer).end_ids)
+    ends = set(ChatFormat.from_tokenizer_or_plain(loaded.tokenizer).end_ids)
     assert found == [generated(loaded, ids, STRATEGIES[1], ends, first=i) for i in range(3)]
     assert len(set(found)) == 3
 
@@ -197,7 +197,7 @@ def test_an_end_of_the_template_or_a_stop_string_ends_an_answer(
     loaded: LoadedModel, stop: list[str], shown: str, reason: str
 ) -> None:
     conversation, _ = scripted(loaded, " yes it is", stop=stop)
-    answer = conversation.answer(user("Who?"))
+    answer = conversation.send_messages(user("Who?"))
     assert "".join(answer) == shown, "without white space at the beginning"
     assert answer.completion is not None
     assert answer.completion.finish_reason == reason
@@ -211,7 +211,7 @@ def test_the_oldest_turns_leave_the_context_and_the_system_message_stays(loaded:
     conversation.system = "Be kind."
     left = []
     for number in range(8):
-        answer = conversation.answer(user(f"Who saw ball {number}?"))
+        answer = conversation.send_messages(user(f"Who saw ball {number}?"))
         list(answer)
         assert answer.completion is not None
         left.append(answer.n_left)
@@ -221,7 +221,10 @@ def test_the_oldest_turns_leave_the_context_and_the_system_message_stays(loaded:
         assert kept[0].role == "user"
         assert len(ids) <= 70
         assert answer.completion.tokens == generated(
-            replace(loaded, model=model), ids, settings, set(ChatFormat.from_tokenizer(loaded.tokenizer).end_ids)
+            replace(loaded, model=model),
+            ids,
+            settings,
+            set(ChatFormat.from_tokenizer_or_plain(loaded.tokenizer).end_ids),
         )
         if conversation.n_left:
             sooner = conversation.turns[conversation.n_left - 2 : -1]
@@ -251,14 +254,14 @@ def test_a_message_longer_than_the_context_is_refused_and_nothing_changes(conver
     answered(conversation, "Who?")
     said = list(conversation.turns)
     with pytest.raises(UsageError):
-        conversation.answer(user("é" * 300))
+        conversation.send_messages(user("é" * 300))
     assert conversation.turns == said
     assert conversation.n_left == 0
     answered(conversation, "Who?")
 
 
 def test_an_answer_that_is_not_read_to_its_end_stays_as_it_was_written(conversation: Conversation) -> None:
-    answer = conversation.answer(user("Who?"))
+    answer = conversation.send_messages(user("Who?"))
     while not answer.text:
         next(answer)
     written = answer.text + next(answer) + next(answer)
@@ -280,7 +283,7 @@ def test_an_interrupt_within_the_model_leaves_the_conversation_whole(loaded: Loa
 
     at = len(ids) + 2
     with pytest.raises(KeyboardInterrupt):
-        list(conversation.answer(user("Who?")))
+        list(conversation.send_messages(user("Who?")))
     assert conversation.turns[-1].cut
     assert "yes it is".startswith(conversation.turns[-1].content)
     at = -1
@@ -289,13 +292,13 @@ def test_an_interrupt_within_the_model_leaves_the_conversation_whole(loaded: Loa
     at = len(ids) - 1
     conversation.reset()
     with pytest.raises(KeyboardInterrupt):
-        list(conversation.answer(user("Whose?")))
+        list(conversation.send_messages(user("Whose?")))
     assert conversation.turns == [], "an answer without text does not stay, nor its question"
 
 
 def test_an_answer_without_text_does_not_stay(loaded: LoadedModel) -> None:
     conversation, _ = scripted(loaded, " \n")
-    answer = conversation.answer(user("Who?"))
+    answer = conversation.send_messages(user("Who?"))
     assert "".join(answer) == ""
     assert answer.completion is not None
     assert conversation.turns == []
@@ -305,11 +308,11 @@ def test_a_saved_conversation_is_read_by_finetune(loaded: LoadedModel, tmp_path:
     conversation, _ = scripted(loaded, "yes it is", "Tom saw it")
     path = tmp_path / "my talk.jsonl"
     with pytest.raises(UsageError, match="nothing to save"):
-        conversation.save(path)
+        conversation.save_to_new_file(path)
     conversation.system = "Be kind. é"
     answered(conversation, 'Who "saw"?\n')
-    next(conversation.answer(user("Sure?")))
-    conversation.save(path)
+    next(conversation.send_messages(user("Sure?")))
+    conversation.save_to_new_file(path)
     expected = [
         {"role": "system", "content": "Be kind. é"},
         {"role": "user", "content": 'Who "saw"?\n'},
@@ -323,10 +326,10 @@ def test_a_saved_conversation_is_read_by_finetune(loaded: LoadedModel, tmp_path:
         {key: one[key] for key in ("role", "content")} for one in expected
     ]
     with pytest.raises(UsageError, match="the file exists"):
-        conversation.save(path)
+        conversation.save_to_new_file(path)
     for wrong in (tmp_path, tmp_path / "none" / "a.jsonl", path / "a.jsonl", Path("a\0b"), Path("a" * 300)):
         with pytest.raises((UsageError, ResourceError)):
-            conversation.save(wrong)
+            conversation.save_to_new_file(wrong)
     assert path.read_text(encoding="utf-8").splitlines() == [line]
 
 
@@ -355,7 +358,7 @@ def test_a_refused_system_message_is_not_set(conversation: Conversation) -> None
 )
 def test_what_is_no_message_is_refused(conversation: Conversation, messages: Any) -> None:
     with pytest.raises(UsageError):
-        conversation.answer(messages)
+        conversation.send_messages(messages)
     assert conversation.turns == []
 
 

@@ -118,7 +118,8 @@ def test_a_text_that_is_alone_takes_fewer_passes_and_one_beside_others_has_no_dr
     engine = Engine(model, chunk=64, prefixes=prefixes, draft=NGramDraft(4), only_exact_drafts=True)
     params = SamplingParams("greedy", max_new_tokens=50)
     first, second = (
-        engine.prepare(Request(prompt=Prompt(ids), params=params)) for ids in ((0, 1, 2, 0, 1), (1, 2, 0, 1))
+        engine.create_request_state(Request(prompt=Prompt(ids), params=params))
+        for ids in ((0, 1, 2, 0, 1), (1, 2, 0, 1))
     )
     engine.add(first)
     assert [len(engine.step()) for _ in range(4)] == [1, 5, 5, 5]

@@ -160,7 +160,7 @@ def test_what_may_follow_is_what_some_match_goes_on_with(pattern):
         for text in map("".join, itertools.product("abc", repeat=n)):
             here, alive = state, True
             for letter in text:
-                alive = alive and bool(here.allowed_V[letters[letter]])
+                alive = alive and bool(here.allowed_non_end_V[letters[letter]])
                 here = here.with_token(letters[letter]) if alive else here
             # a match of six letters or fewer exists for all that these patterns can be led to in three
             begun = {one for one in every if one.startswith(text)}
@@ -168,15 +168,15 @@ def test_what_may_follow_is_what_some_match_goes_on_with(pattern):
             if alive:
                 assert here.may_end == (text in every)
                 following = {one[n] for one in begun if len(one) > n}
-                assert following <= {letter for letter, token in letters.items() if here.allowed_V[token]}
+                assert following <= {letter for letter, token in letters.items() if here.allowed_non_end_V[token]}
 
 
 class Counting(HistoryModel):
     passes = 0
 
-    def forward_incremental(self, tokens_BT, state):
+    def compute_hidden_states_incrementally(self, tokens_BT, state):
         self.passes += 1
-        return super().forward_incremental(tokens_BT, state)
+        return super().compute_hidden_states_incrementally(tokens_BT, state)
 
 
 def test_what_is_certain_is_read_at_once(monkeypatch):
@@ -305,8 +305,8 @@ def test_closing_tokens_complete_the_form_and_there_are_none_where_it_may_end(fo
             closed = closed.with_token(token)
         assert closed.may_end
         assert state.may_end == (state.closing_tokens == ())
-        if state.allowed_V.any():
-            state = state.with_token(chance.choice(state.allowed_V.nonzero()[0].tolist()))
+        if state.allowed_non_end_V.any():
+            state = state.with_token(chance.choice(state.allowed_non_end_V.nonzero()[0].tolist()))
 
 
 REFUSED = {

@@ -52,12 +52,12 @@ def states(model: LanguageModel, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     runner = ModelRunner(model)
     with torch.inference_mode():
         state = model.initial_state(Batch(tokens[:, :3], source_BS=source))
-        _, state = model.forward_incremental(tokens[:, :3], state)
-        wanted, _ = model.forward_incremental(tokens[:, 3:], state)
+        _, state = model.compute_hidden_states_incrementally(tokens[:, :3], state)
+        wanted, _ = model.compute_hidden_states_incrementally(tokens[:, 3:], state)
         found = []
         for token in tokens[0, 3:].tolist():
             assert runner._steps.find_or_capture_step(state) is not None
-            hidden, state = runner.decode_step([token], state)
+            hidden, state = runner.decode_step_to_hidden_([token], state)
             found.append(hidden)
     return torch.cat(found), wanted[0]
 
@@ -120,10 +120,10 @@ def test_a_padded_source_is_read_by_kernels_as_by_the_model() -> None:
     runner = ModelRunner(model)
     with torch.inference_mode():
         state = model.initial_state(Batch(tiny.tokens(2, 3), source_BS=tokens, source_keep_BS=keep))
-        _, state = model.forward_incremental(tiny.tokens(2, 3), state)
+        _, state = model.compute_hidden_states_incrementally(tiny.tokens(2, 3), state)
         for row in range(2):
-            wanted, _ = model.forward_incremental(torch.tensor([[8]]), state.select_rows([row]))
-            assert away(runner.decode_step([8], state.select_rows([row]))[0], wanted[0]) < 1e-4
+            wanted, _ = model.compute_hidden_states_incrementally(torch.tensor([[8]]), state.select_rows([row]))
+            assert away(runner.decode_step_to_hidden_([8], state.select_rows([row]))[0], wanted[0]) < 1e-4
 
 
 def test_without_kernels_the_model_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,10 +143,12 @@ def test_a_state_grows_in_the_type_of_the_model() -> None:
     model = packed("modern", "bfloat16", **WIDE)
     runner = ModelRunner(model)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        _, state = model.forward_incremental(tiny.tokens(1, 3), model.initial_state(Batch(tiny.tokens(1, 3))))
+        _, state = model.compute_hidden_states_incrementally(
+            tiny.tokens(1, 3), model.initial_state(Batch(tiny.tokens(1, 3)))
+        )
         before = state.dtype
         for token in (3, 4):
-            _, state = runner.decode_step([token], state)
+            _, state = runner.decode_step_to_hidden_([token], state)
         assert (before, state.dtype, state.to_growable().dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
 
 
@@ -157,8 +159,8 @@ def test_a_step_that_differs_is_not_taken(monkeypatch: pytest.MonkeyPatch, caplo
 
     wanted = written(packed("alibi"))
     assert not caplog.text
-    call = module.NativeStep.__call__
-    monkeypatch.setattr(module.NativeStep, "__call__", lambda self, tokens: 1.2 * call(self, tokens))
+    call = module.NativeSingleRowStep.__call__
+    monkeypatch.setattr(module.NativeSingleRowStep, "__call__", lambda self, tokens: 1.2 * call(self, tokens))
     model = packed("alibi")
     assert written(model) == written(model) == wanted
     assert "differs from the model's by 20 %" in caplog.text

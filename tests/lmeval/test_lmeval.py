@@ -12,7 +12,7 @@ import pytest
 from lmtool.compute.device import CPU
 from lmtool.interop.export.exporting import export
 from lmtool.interop.importing import import_to_cache
-from lmtool.runs.load import load_for_inference
+from lmtool.runs.load import load_packed_for_inference
 from tests.serving.harness import served
 from tests.support.published import unpacked
 
@@ -51,7 +51,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own(exported: Path) -> Rows:
-    loaded = load_for_inference(str(import_to_cache(str(exported))), CPU)
+    loaded = load_packed_for_inference(str(import_to_cache(str(exported))), CPU)
     return dict(evaluate_lm_eval_tasks(loaded, tasks(), LIMIT).samples)  # type: ignore[arg-type]
 
 

@@ -124,6 +124,6 @@ def test_the_probabilities_of_a_prompt_are_interpolated() -> None:
     engine = Engine(model, chunk=3)
     params = SamplingParams("greedy", max_new_tokens=1)
     request = Request(prompt=Prompt(tuple(ids)), params=params, prompt_logprobs=True)
-    (first,) = engine.run(iter([engine.prepare(request)]), nullcontext)
+    (first,) = engine.run(iter([engine.create_request_state(request)]), nullcontext)
     wanted = [np.log(plain_probabilities(model, ids[:n])[ids[n]]) for n in range(1, len(ids))]
     np.testing.assert_allclose([token.logprob for token in first.prompt], wanted, atol=1e-4)

@@ -9,13 +9,13 @@ import torch
 from lmtool.batch import Batch
 from lmtool.model import build
 from lmtool.model.heads import ScalarMix
-from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoderOnlyModel
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, built, spec
 from tests.reference import recurrent as reference
 from tests.support.recurrent import EXACT, tokens
 
 
-def two_models(model: BidirectionalLanguageModel, **changes: Any) -> list[RecurrentDecoder]:
+def two_models(model: BidirectionalLanguageModel, **changes: Any) -> list[RecurrentDecoderOnlyModel]:
     """Separate decoders with the weights of the two halves."""
     halves = []
     for name in ("forth", "back"):

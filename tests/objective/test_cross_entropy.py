@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import IGNORE
 from lmtool.objective import cross_entropy
-from lmtool.objective.cross_entropy import chunked_cross_entropy, smoothed_cross_entropy
+from lmtool.objective.cross_entropy import sum_cross_entropy_in_chunks, sum_smoothed_cross_entropy
 from tests.reference import losses as reference
 
 M, D, V = 23, 5, 11
@@ -34,7 +34,7 @@ def test_equals_loops(eps: float, vocab_size: int) -> None:
     """The gradient is softmax minus the wanted distribution."""
     logits, targets = logits_of(M, vocab_size).requires_grad_(), targets_of(M, vocab_size)
     plain = logits.detach().numpy(), targets.tolist(), eps
-    total = smoothed_cross_entropy(logits, targets, eps)
+    total = sum_smoothed_cross_entropy(logits, targets, eps)
     total.backward()
     assert float(total.detach()) == pytest.approx(reference.cross_entropy(*plain), rel=1e-12)
     assert logits.grad.numpy() == pytest.approx(reference.logits_gradient(*plain), abs=1e-12)
@@ -43,7 +43,7 @@ def test_equals_loops(eps: float, vocab_size: int) -> None:
 def test_smoothing_gives_the_target_one_minus_eps_and_not_more() -> None:
     """torch spreads eps over all V entries, the target included: a different eps."""
     logits, targets = logits_of(M, V), torch.arange(M) % V
-    ours = smoothed_cross_entropy(logits, targets, 0.2)
+    ours = sum_smoothed_cross_entropy(logits, targets, 0.2)
     theirs = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.2)
     same = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.2 * V / (V - 1))
     assert not torch.isclose(ours, theirs, rtol=1e-3)
@@ -54,14 +54,14 @@ def test_the_best_logits_are_the_smoothed_distribution() -> None:
     """At log q the gradient vanishes."""
     q = torch.tensor(reference.wanted(3, V, 0.3), dtype=torch.float64)
     logits = q.log()[None].requires_grad_()
-    smoothed_cross_entropy(logits, torch.tensor([3]), 0.3).backward()
+    sum_smoothed_cross_entropy(logits, torch.tensor([3]), 0.3).backward()
     assert float(logits.grad.abs().max()) < 1e-15
 
 
 @pytest.mark.parametrize("eps", EPSILONS)
 def test_nothing_to_score_is_zero(eps: float) -> None:
     logits = logits_of(4, V).requires_grad_()
-    total = smoothed_cross_entropy(logits, torch.full((4,), IGNORE), eps)
+    total = sum_smoothed_cross_entropy(logits, torch.full((4,), IGNORE), eps)
     total.backward()
     assert float(total.detach()) == 0
     assert not logits.grad.any()
@@ -71,7 +71,7 @@ def test_nothing_to_score_is_zero(eps: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_logits_are_scored_in_float32(eps: float, dtype: torch.dtype) -> None:
     logits, targets = logits_of(M, V).to(dtype), targets_of(M)
-    total = smoothed_cross_entropy(logits, targets, eps)
+    total = sum_smoothed_cross_entropy(logits, targets, eps)
     assert total.dtype == torch.float32
     assert float(total) == pytest.approx(
         reference.cross_entropy(logits.double().numpy(), targets.tolist(), eps), rel=1e-5
@@ -80,7 +80,7 @@ def test_low_precision_logits_are_scored_in_float32(eps: float, dtype: torch.dty
 
 def test_very_large_logits_stay_finite() -> None:
     logits = torch.tensor([[1e4, -1e4, 0.0], [3e38, 0.0, -3e38]]).requires_grad_()
-    total = smoothed_cross_entropy(logits, torch.tensor([0, 0]), 0.0)
+    total = sum_smoothed_cross_entropy(logits, torch.tensor([0, 0]), 0.0)
     total.backward()
     assert float(total.detach()) == 0
     assert torch.isfinite(logits.grad).all()
@@ -111,7 +111,7 @@ def loss_and_gradients(
     low = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.float32)
     with pytest.MonkeyPatch.context() as patch, low:
         patch.setattr(cross_entropy, "rows_per_chunk", lambda *_: chunk_rows)
-        total = chunked_cross_entropy(head, hidden, targets_of(n), eps)
+        total = sum_cross_entropy_in_chunks(head, hidden, targets_of(n), eps)
     (0.25 * total).backward()
     return [total.detach(), hidden.grad, head.weight.grad, head.bias.grad], head.rows
 
@@ -133,7 +133,7 @@ def test_chunks_change_neither_value_nor_gradients(chunk_rows: int, n: int, eps:
 def test_chunks_without_gradients(monkeypatch: pytest.MonkeyPatch, eps: float) -> None:
     head, hidden, targets = Head(), logits_of(M, D), targets_of(M)
     monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_: 4)
-    total = chunked_cross_entropy(head, hidden, targets, eps)
+    total = sum_cross_entropy_in_chunks(head, hidden, targets, eps)
     assert head.rows == [4, 4, 4, 4, 4, 3]
     wanted = reference.cross_entropy(head.logits(hidden).numpy(), targets.tolist(), eps)
     assert float(total) == pytest.approx(wanted, rel=1e-12)
@@ -157,7 +157,7 @@ def test_slopes_below_float16_reach_the_gradient_once_they_are_scaled(scale: flo
     logits = torch.full((3, 50), -18.0)
     logits[:, 0] = 0.0
     half = logits.half().requires_grad_()
-    (smoothed_cross_entropy(half, torch.zeros(3, dtype=torch.int64), 0.0) * scale * 2.0**12).backward()
+    (sum_smoothed_cross_entropy(half, torch.zeros(3, dtype=torch.int64), 0.0) * scale * 2.0**12).backward()
     exact = logits.double().requires_grad_()
     torch.nn.functional.cross_entropy(exact, torch.zeros(3, dtype=torch.int64), reduction="sum").backward()
     torch.testing.assert_close(half.grad[:, 1:].double() / scale / 2.0**12, exact.grad[:, 1:], rtol=1e-2, atol=0)
@@ -174,7 +174,7 @@ def test_chunks_in_float16_keep_small_slopes_too() -> None:
         head = SimpleNamespace(
             logits=lambda h: h.to(dtype) @ weight_VD.T.to(dtype), head_parameters=lambda: (), vocab_size=40_000
         )
-        total = chunked_cross_entropy(head, hidden_MD, targets_M)
+        total = sum_cross_entropy_in_chunks(head, hidden_MD, targets_M)
         total.backward()
         return hidden_MD.grad
 

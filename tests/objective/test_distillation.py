@@ -9,7 +9,7 @@ import torch
 from lmtool.batch import IGNORE, Batch
 from lmtool.model.heads import Classifier
 from lmtool.objective import CausalObjective
-from lmtool.objective.distillation import DistillationObjective, distillation_divergence
+from lmtool.objective.distillation import DistillationObjective, sum_distillation_divergence
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.objective.masked import MaskedObjective
 from lmtool.recipe.spec.objective import Causal, Classification, Masked
@@ -97,5 +97,5 @@ def test_the_temperature_keeps_the_size_of_the_gradient() -> None:
     """For logits near 0 the gradient tends to (z - v) / C of centred logits, whatever T (Hinton et al. 2015, eq. 4)."""
     for temperature in (10.0, 1000.0):
         known, logits = torch.tensor([[0.3, -0.1, -0.2]]), torch.tensor([[0.1, 0.2, -0.3]], requires_grad=True)
-        distillation_divergence(known.double(), logits.double(), temperature).backward()
+        sum_distillation_divergence(known.double(), logits.double(), temperature).backward()
         torch.testing.assert_close(logits.grad, ((logits - known) / 3).detach(), rtol=0.05, atol=2e-3)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import build
-from lmtool.model.word_vectors import GloveModel, PpmiModel, truncated_svd
+from lmtool.model.word_vectors import GloveModel, PpmiModel, factorize_by_truncated_svd
 from lmtool.objective import Example, TextCutSettings, VocabularyInfo
 from lmtool.objective import build_objective_for_vocabulary as build_objective
 from lmtool.recipe.spec.recipe import Recipe
@@ -84,9 +84,9 @@ def test_a_large_matrix_has_the_factors_of_a_small_one(monkeypatch):
     dense = np.maximum(0, rng.normal(size=(60, 60)))
     rows, columns = dense.nonzero()
     arguments = rows, columns, dense[rows, columns], 60, 5
-    small = truncated_svd(*arguments)
+    small = factorize_by_truncated_svd(*arguments)
     monkeypatch.setattr("lmtool.model.word_vectors.MAX_DENSE_WORDS", 20)
-    for one, other in zip(small, truncated_svd(*arguments), strict=True):
+    for one, other in zip(small, factorize_by_truncated_svd(*arguments), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-8)
 
 

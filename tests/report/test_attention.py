@@ -50,7 +50,7 @@ def test_a_page_holds_all_weights_to_16_bits():
 def test_a_page_begins_with_what_is_asked_for():
     attended = of(part(), part("decoder", QUERIES, QUERIES))
     assert data_of(render_attention_page(attended))["start"] == {"part": 0, "layer": 1, "head": -1}
-    chosen = render_attention_page(attended, kind="decoder", layer=0, head=-1)
+    chosen = render_attention_page(attended, initial_kind="decoder", initial_layer=0, initial_head=-1)
     assert data_of(chosen)["start"] == {"part": 1, "layer": 0, "head": 2}
     for wrong in ({"kind": "self"}, {"layer": 2}, {"head": 3}):
         with pytest.raises(UsageError):

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from lmtool.evaluation.gradients import GradientFlow, GradientNormsByStepsBack
-from lmtool.report.gradients import format_curve_lines, plot_gradient_flow, render_curves_page
+from lmtool.report.gradients import format_curve_lines, plot_gradient_flow_through_time, render_curves_page
 
 FLOW = GradientFlow(
     ["</script><img src=x onerror=alert(1)>", "\u202eevil", "b"],
@@ -15,7 +15,7 @@ LOADED = SimpleNamespace(model=SimpleNamespace(description="rnn"), run_path=Path
 
 
 def test_numbers_by_steps_back():
-    lines = list(map(str, format_curve_lines(plot_gradient_flow({"run": FLOW}), LOADED, 80)))
+    lines = list(map(str, format_curve_lines(plot_gradient_flow_through_time({"run": FLOW}), LOADED, 80)))
     head = next(i for i, line in enumerate(lines) if line.startswith("back"))
     rows = lines[head + 1 : head + 4]
     assert [line.split()[-2:] for line in rows] == [
@@ -25,7 +25,7 @@ def test_numbers_by_steps_back():
     ]
     assert [line.split()[0] for line in rows] == ["0", "1", "2"]
     assert "'b'" in rows[0]
-    assert " ".join(lines[head + 5 :]) == plot_gradient_flow({"run": FLOW}).caption
+    assert " ".join(lines[head + 5 :]) == plot_gradient_flow_through_time({"run": FLOW}).caption
 
 
 def test_a_long_text_leaves_the_curve_on_the_screen():
@@ -33,14 +33,14 @@ def test_a_long_text_leaves_the_curve_on_the_screen():
     flow = GradientFlow(["a"] * n, "b", GradientNormsByStepsBack(1.5, {"layer 1": [0.99**k for k in range(n)]}))
     listed = [
         line.split()
-        for line in map(str, format_curve_lines(plot_gradient_flow({"run": flow}), LOADED, 80))
+        for line in map(str, format_curve_lines(plot_gradient_flow_through_time({"run": flow}), LOADED, 80))
         if "'a'" in line
     ]
     assert [int(first) for first, *_ in listed] == list(range(0, n, 17))
 
 
 def test_hostile_text_stays_text():
-    html = render_curves_page(plot_gradient_flow({"run": FLOW}), LOADED)
+    html = render_curves_page(plot_gradient_flow_through_time({"run": FLOW}), LOADED)
     for wrong in ("<img", "<b>", "<i>", "\x1b", "\u202e"):
         assert wrong not in html
     assert html.count("</script>") == html.count("<script>")

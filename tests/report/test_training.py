@@ -191,7 +191,9 @@ def test_the_best_checkpoint_is_marked_on_the_curves(tmp_path):
     lowest = RunHistory.from_run(run).lowest_loss_validation["step"]
     other = next(step for step in steps if step != lowest)
     run.lock()
-    run.save_validation_and_prune(ValidationState(step=steps[-1], best_step=other, best_value=1.0, stale=0))
+    run.record_validation_and_prune_checkpoints(
+        ValidationState(step=steps[-1], best_step=other, best_value=1.0, stale=0)
+    )
     run.release_lock()
     html = render_runs_page([RunHistory.from_run(run)])
     assert f"best checkpoint, step {other:,}" in html

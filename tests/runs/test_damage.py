@@ -42,11 +42,11 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             run.save_checkpoint(
                 CheckpointContent(step, {"w": torch.ones(2)}, {"m": torch.ones(2)}, STATE, 2), keep_last=9
             )
-        run.save_validation_and_prune(ValidationState(step=2, best_step=2, best_value=1.5, stale=0))
+        run.record_validation_and_prune_checkpoints(ValidationState(step=2, best_step=2, best_value=1.5, stale=0))
         run.write_results(RESULTS)
         (run.path / "split.json").write_text(json.dumps(SPLIT))
         (run.path / "baseline.json").write_text(json.dumps(BASELINE))
-        run.end_session("finished")
+        run.record_session_end("finished")
     return run.path
 
 

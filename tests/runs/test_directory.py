@@ -15,7 +15,7 @@ import torch
 
 from lmtool import __version__
 from lmtool.errors import CheckpointError, ResourceError, UsageError
-from lmtool.runs.creation import check_output_folder, create_run
+from lmtool.runs.creation import check_output_free_and_writable, create_run
 from lmtool.runs.directory import Run
 from lmtool.runs.files import Session, ValidationState, describe_environment
 from lmtool.runs.lock import RunLock
@@ -40,9 +40,9 @@ def writes(run: Run) -> list[Callable[[], object]]:
         lambda: run.save_checkpoint(CheckpointContent(30, {}, {}, {}), keep_last=1),
         lambda: run.rewind_and_start_session(step=20, command=[], environment={}),
         lambda: run.rewind_and_start_session(step=10, command=[], environment={}),
-        lambda: run.end_session("finished"),
+        lambda: run.record_session_end("finished"),
         lambda: run.replace_recipe("seed: 3\n"),
-        lambda: run.save_validation_and_prune(validated(20, 10)),
+        lambda: run.record_validation_and_prune_checkpoints(validated(20, 10)),
     ]
 
 
@@ -121,7 +121,7 @@ def test_a_clock_may_be_wrong(year: str) -> None:
 )
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path, used: str) -> None:
     (tmp_path / used).write_text("mine")
-    for attempt in (lambda: check_output_folder(tmp_path), lambda: create_run(tmp_path, run_info(), FILES)):
+    for attempt in (lambda: check_output_free_and_writable(tmp_path), lambda: create_run(tmp_path, run_info(), FILES)):
         with pytest.raises(UsageError) as caught:
             attempt()
         assert caught.value.where == str(tmp_path)
@@ -137,7 +137,7 @@ def test_a_folder_that_cannot_be_written_is_refused_first(
     blocked = tmp_path / "file" / "out"
     monkeypatch.setenv("LMTOOL_RUNS", str(blocked))
     folder = blocked if explicit else None
-    for attempt in (lambda: check_output_folder(folder), lambda: create_run(folder, run_info(), FILES)):
+    for attempt in (lambda: check_output_free_and_writable(folder), lambda: create_run(folder, run_info(), FILES)):
         with pytest.raises(ResourceError) as caught:
             attempt()
         assert caught.value.where == str(blocked)
@@ -145,10 +145,10 @@ def test_a_folder_that_cannot_be_written_is_refused_first(
 
 
 def test_a_check_of_the_output_folder_leaves_nothing(runs: Path, tmp_path: Path) -> None:
-    check_output_folder(tmp_path / "a" / "b")
+    check_output_free_and_writable(tmp_path / "a" / "b")
     assert names(tmp_path) == []
     with failing_call(tempfile, "TemporaryFile", code=errno.EROFS), pytest.raises(ResourceError):
-        check_output_folder(tmp_path / "a" / "b")
+        check_output_free_and_writable(tmp_path / "a" / "b")
 
 
 @pytest.mark.parametrize("number", range(1, 6))
@@ -164,20 +164,20 @@ def test_a_full_disk_while_making_a_run_frees_the_lock(runs: Path, tmp_path: Pat
 def test_a_run_that_ended_before_its_first_checkpoint_is_begun_again(make: MakeRun, tmp_path: Path) -> None:
     aborted = make(folder=tmp_path / "out", steps=())
     with refuses("output_exists"):
-        check_output_folder(aborted.path)
-    check_output_folder(aborted.path, replace_aborted=True)
+        check_output_free_and_writable(aborted.path)
+    check_output_free_and_writable(aborted.path, replace_aborted=True)
     with create_run(aborted.path, run_info("other"), FILES, replace_aborted=True) as again:
         assert again.info.recipe == "other"
         assert names(again.path) == [".lock", "checkpoints", "recipe.yaml", "run.json", "tokenizer.json"]
         with refuses("checkpoint"):  # it is in use
-            check_output_folder(aborted.path, replace_aborted=True)
+            check_output_free_and_writable(aborted.path, replace_aborted=True)
     begun = make(folder=tmp_path / "begun")
-    for attempt in (check_output_folder, lambda folder, retry: create_run(folder, run_info(), FILES, retry)):
+    for attempt in (check_output_free_and_writable, lambda folder, retry: create_run(folder, run_info(), FILES, retry)):
         with refuses("checkpoint"):
             attempt(begun.path, True)
     (tmp_path / "recipe.yaml").write_text("mine")
     with refuses("output_exists"):
-        check_output_folder(tmp_path, replace_aborted=True)
+        check_output_free_and_writable(tmp_path, replace_aborted=True)
 
 
 def test_only_the_process_with_the_lock_writes(make: MakeRun) -> None:
@@ -199,7 +199,7 @@ def test_a_run_is_stopped_running_or_finished(make: MakeRun) -> None:
     assert run.state == "stopped"
     run.lock()
     assert Run.open(run.path).state == "running"
-    run.end_session("finished")
+    run.record_session_end("finished")
     run.release_lock()
     assert Run.open(run.path).state == "finished"
     run.lock()
@@ -232,17 +232,17 @@ def test_resuming_takes_away_what_came_after_its_step(make: MakeRun, pending: bo
 
 def test_a_damaged_best_gives_way_to_the_newest(make: MakeRun) -> None:
     run = make(steps=(10, 20, 30))
-    best, warnings = run.find_best_checkpoint()
+    best, warnings = run.find_best_or_newest_checkpoint()
     assert (best.step, warnings) == (10, [])
     (best.path / "state.json").unlink()
-    best, (warning,) = run.find_best_checkpoint()
+    best, (warning,) = run.find_best_or_newest_checkpoint()
     assert best.step == 30
     assert "step-000010" in warning
     with run:
         run.lock()
-        run.save_validation_and_prune(validated(30, 30))
+        run.record_validation_and_prune_checkpoints(validated(30, 30))
     (best.path / "state.json").unlink()
-    best, warnings = run.find_best_checkpoint()
+    best, warnings = run.find_best_or_newest_checkpoint()
     assert best.step == 20
     assert len([text for text in warnings if "step-000030" in text]) == 1
 
@@ -254,13 +254,13 @@ def test_the_best_is_found_without_reading_the_others(make: MakeRun, recorded: i
     if recorded is not None:
         with run:
             run.lock()
-            run.save_validation_and_prune(validated(30, recorded))
+            run.record_validation_and_prune_checkpoints(validated(30, recorded))
     best_step = recorded or 10
     for step in {10, 20, 30} - {best_step}:
         for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
             file = run.path / "checkpoints" / f"step-{step:06d}" / name
             file.write_bytes(bytes(len(file.read_bytes())))
-    best, warnings = run.find_best_checkpoint()
+    best, warnings = run.find_best_or_newest_checkpoint()
     assert (best.step, warnings) == (best_step, [])
     assert best.load_model()["w"].item() == best_step
 
@@ -268,10 +268,10 @@ def test_the_best_is_found_without_reading_the_others(make: MakeRun, recorded: i
 def test_the_newest_is_the_best_before_any_validation(runs: Path) -> None:
     with create_run(None, run_info(), FILES) as run:
         with refuses("no_checkpoint"):
-            run.find_best_checkpoint()
+            run.find_best_or_newest_checkpoint()
         for step in (1, 2):
             run.save_checkpoint(CheckpointContent(step, {}, {}, {}), keep_last=9)
-        assert run.find_best_checkpoint()[0].step == 2
+        assert run.find_best_or_newest_checkpoint()[0].step == 2
 
 
 @pytest.mark.parametrize("at_step", [None, validated(20, 10)])
@@ -282,10 +282,10 @@ def test_a_validation_is_recorded_until_a_session_begins_before_it(
     assert run.last_validation is None
     with run:
         run.lock()
-        run.save_validation_and_prune(validated(30, None))
+        run.record_validation_and_prune_checkpoints(validated(30, None))
         assert without_checksum(Run.open(run.path).last_validation) == validated(30, None)
         assert run.best_step is None
-        run.save_validation_and_prune(validated(30, 20))
+        run.record_validation_and_prune_checkpoints(validated(30, 20))
         assert run.best_step == 20
         run.rewind_and_start_session(step=20, command=[], environment={}, validated=at_step)
         assert without_checksum(run.last_validation) == at_step
@@ -318,7 +318,7 @@ def test_a_damaged_run_or_record_of_validation_is_refused(
         values = json.loads(file.read_text()) | content
         file.write_bytes(encode_with_checksum({key: value for key, value in values.items() if key != "checksum"}))
     with pytest.raises(CheckpointError) as caught:
-        Run.open(file.parent).find_best_checkpoint()
+        Run.open(file.parent).find_best_or_newest_checkpoint()
     assert caught.value.where == str(file)
     assert len(caught.value.lines()) == 3
 
@@ -327,7 +327,7 @@ def test_a_full_disk_changes_nothing(make: MakeRun) -> None:
     run = make()
     with run:
         run.lock()
-        run.save_validation_and_prune(validated(20, 20))
+        run.record_validation_and_prune_checkpoints(validated(20, 20))
         run.replace_recipe("seed: 2\n")
         with failing_call():
             for write in writes(run):

@@ -180,7 +180,7 @@ def test_the_last_run_that_was_stopped_is_resumed(make: MakeRun) -> None:
     used = make()
     with used:
         used.lock()
-        run, skipped = find_resumable_or_last_run(or_finished=False)
+        run, skipped = find_resumable_or_last_run(include_finished=False)
         assert run.name == stopped.name
         assert skipped == [
             f"{used.name} is running",
@@ -189,10 +189,10 @@ def test_the_last_run_that_was_stopped_is_resumed(make: MakeRun) -> None:
             "2 other newer runs are finished",
         ]
         shutil.rmtree(empty.path)
-        assert find_resumable_or_last_run(or_finished=False)[1][2:] == ["2 other newer runs are finished"]
+        assert find_resumable_or_last_run(include_finished=False)[1][2:] == ["2 other newer runs are finished"]
         shutil.rmtree(another.path)
-        assert find_resumable_or_last_run(or_finished=True)[0].name == finished.name
+        assert find_resumable_or_last_run(include_finished=True)[0].name == finished.name
     for run, then in ((used, stopped), (stopped, older), (older, finished)):
-        assert find_resumable_or_last_run(or_finished=False)[0].name == run.name
+        assert find_resumable_or_last_run(include_finished=False)[0].name == run.name
         shutil.rmtree(run.path)
-        assert find_resumable_or_last_run(or_finished=False)[0].name == then.name
+        assert find_resumable_or_last_run(include_finished=False)[0].name == then.name

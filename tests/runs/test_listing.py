@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.runs.damage import find_damaged_record_files
 from lmtool.runs.listing import (
-    collect_scores_by_test_set,
+    collect_best_checkpoint_test_scores,
     read_evaluations,
     save_evaluation_unless_training_data,
     summarize_all_runs,
@@ -111,7 +111,7 @@ def test_a_test_table_of_the_run_counts_before_validation_and_other_data_never(m
     assert figures(validation) == (0.9, "validation", 12, 0.1, new)
     test = {"rows": 100, "loss": 1.0, "accuracy": 0.7}
     assert figures(test | {"part": "test"}) == (0.7, "test", 100, 0.05, {"test": test} | new)
-    assert list(collect_scores_by_test_set(run)) == ["test", "new.csv"]
+    assert list(collect_best_checkpoint_test_scores(run)) == ["test", "new.csv"]
     (run.path / "evaluations.json").write_text("[{}]")
     assert "evaluations.json" in summarize_run(run.path).problem
     assert "evaluations.json" in [name for name, _ in find_damaged_record_files(run)]

@@ -13,7 +13,7 @@ from lmtool.errors import CheckpointError, ResourceError
 from lmtool.runs.directory import Run
 from lmtool.runs.find import find_run
 from lmtool.runs.lock import RunLock
-from lmtool.runs.removal import find_removable_runs_older_than, parse_age, remove_run, resolve_runs_to_remove
+from lmtool.runs.removal import find_removable_runs_older_than, parse_age, remove_run, resolve_removable_runs
 from lmtool.storage.records import encode_with_checksum
 from tests.support.disks import failing_call
 from tests.support.errors import refuses
@@ -64,11 +64,11 @@ def test_a_run_in_the_runs_directory_goes_as_a_whole(make: MakeRun, runs: Path) 
     (run.path / "notes.txt").write_text("mine")
     (run.path / "checkpoints" / "step-000005.aside-1").mkdir()
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())
-    assert resolve_runs_to_remove([run.name, str(run.path)]) == [run.path]
+    assert resolve_removable_runs([run.name, str(run.path)]) == [run.path]
     assert remove_run(run.path) == size
     assert names(runs) == [other.name]
     with refuses("run_not_found"):
-        resolve_runs_to_remove([run.name])
+        resolve_removable_runs([run.name])
 
 
 def test_of_a_folder_elsewhere_only_the_files_of_the_run_go(make: MakeRun, runs: Path, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_links_in_a_run_are_not_followed(make: MakeRun, tmp_path: Path) -> None:
 def test_a_run_in_use_is_not_removed(make: MakeRun) -> None:
     run = aged(make(), 100)
     lock = RunLock(run.path)
-    for attempt in (lambda: resolve_runs_to_remove([run.name]), lambda: remove_run(run.path)):
+    for attempt in (lambda: resolve_removable_runs([run.name]), lambda: remove_run(run.path)):
         with pytest.raises(CheckpointError):
             attempt()
     assert find_removable_runs_older_than(DAY) == []
@@ -118,7 +118,7 @@ def test_only_runs_are_removed(make: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for other in (str(tmp_path / "photos"), f"{run.name}@10", str(run.path / "checkpoints" / "step-000010")):
         with pytest.raises(CheckpointError):
-            resolve_runs_to_remove([run.name, other])
+            resolve_removable_runs([run.name, other])
     assert run.find_newest_checkpoint()[0].step == 20
 
 
@@ -126,7 +126,7 @@ def test_a_damaged_run_goes_by_its_name(make: MakeRun, runs: Path) -> None:
     run = aged(make(), 100)
     (run.path / "run.json").write_text("{")
     assert find_removable_runs_older_than(DAY) == []
-    assert resolve_runs_to_remove([run.name]) == [run.path]
+    assert resolve_removable_runs([run.name]) == [run.path]
     remove_run(run.path)
     assert list(runs.iterdir()) == []
 
@@ -137,19 +137,19 @@ def test_old_runs_are_found_but_for_imported_ones(make: MakeRun) -> None:
     change_info(imported, origin={"reference": "hf:a/b", "revision": None, "model_type": "gpt2", "sha256": {}})
     assert find_removable_runs_older_than(DAY) == find_removable_runs_older_than(30 * DAY) == [oldest.path, old.path]
     assert find_removable_runs_older_than(300 * DAY) == [oldest.path]
-    assert resolve_runs_to_remove([imported.name]) == [imported.path]
+    assert resolve_removable_runs([imported.name]) == [imported.path]
 
 
 def test_the_base_of_adapters_stays(make: MakeRun) -> None:
     base, adapters, whole = aged(make(), 100), make("adapters"), make("whole")
     adapt(whole, base, BASE)
-    assert resolve_runs_to_remove([base.name]) == [base.path]
+    assert resolve_removable_runs([base.name]) == [base.path]
     adapt(adapters, base)
     with pytest.raises(CheckpointError) as caught:
-        resolve_runs_to_remove([base.name])
+        resolve_removable_runs([base.name])
     assert f"lmtool runs merge {adapters.name}" in caught.value.fix
     assert find_removable_runs_older_than(30 * DAY) == []
-    assert resolve_runs_to_remove([base.name, adapters.name]) == [base.path, adapters.path]
+    assert resolve_removable_runs([base.name, adapters.name]) == [base.path, adapters.path]
     aged(adapters, 90)
     assert find_removable_runs_older_than(30 * DAY) == [base.path, adapters.path]
 
@@ -158,6 +158,6 @@ def test_a_removal_that_fails_can_be_repeated(make: MakeRun) -> None:
     run = make()
     with failing_call(shutil, "rmtree", code=errno.EACCES), pytest.raises(ResourceError):
         remove_run(run.path)
-    assert resolve_runs_to_remove([run.name]) == [run.path]
+    assert resolve_removable_runs([run.name]) == [run.path]
     remove_run(run.path)
     assert not run.path.exists()

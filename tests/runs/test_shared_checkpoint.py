@@ -195,7 +195,7 @@ def test_a_manifest_that_lacks_shards_or_has_more_is_refused(tmp_path: Path, cha
 def test_a_full_disk_of_any_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
     """All go on, with no partial files; and the next checkpoint is written."""
     save(tmp_path, 4)
-    genuine = durable.write_new_file
+    genuine = durable.write_and_sync_new_file
 
     def write_new(path: Path, chunks: Any) -> None:
         if path.name == f"optimizer-{failing + 1}-of-3.safetensors":
@@ -204,7 +204,7 @@ def test_a_full_disk_of_any_process_is_reported(tmp_path: Path, monkeypatch: pyt
         genuine(path, chunks)
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "write_new_file", write_new)
+        patch.setattr(durable, "write_and_sync_new_file", write_new)
         with pytest.raises(ResourceError, match=rf"process {failing}"):
             save(tmp_path, 6)
     assert names(tmp_path) == ["step-000004"]

@@ -23,7 +23,7 @@ from lmtool.generation.request import Request, Token, build_requests
 from lmtool.generation.strategy import Sampler
 from lmtool.serving import scheduler as scheduling
 from lmtool.serving.metrics import Metrics
-from lmtool.serving.scheduler import QueueFull, Scheduler, ShuttingDown, default_cache_slots
+from lmtool.serving.scheduler import QueueFull, Scheduler, ShuttingDown, choose_cache_token_budget
 from tests.support.cases import nightly_but
 from tests.support.training import Work
 
@@ -269,7 +269,7 @@ def poisons(monkeypatch: pytest.MonkeyPatch, fault: str, poison: tuple[int, ...]
         case "joining":
             patch(Engine, "add", lambda self, state: [state.request.prompt.text])
         case "reading":
-            patch(ModelRunner, "start_state", lambda self, windows: [window.tokens for window in windows])
+            patch(ModelRunner, "create_initial_state", lambda self, windows: [window.tokens for window in windows])
         case "advancing":
             patch(ModelRunner, "read_tokens", lambda self, tokens, state: tokens)
         case "filtering":
@@ -326,7 +326,7 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
     poison = decoder.loaded.tokenizer.encode("d")[0]
     never = SamplingParams(seed=1, temperature=1.0, max_new_tokens=40, logit_bias=(((poison,), -100.0),))
     some = replace(never, logit_bias=(((poison,), 3.0),), max_new_tokens=200)
-    step, advance, push = ModelRunner.decode_step, ModelRunner.read_tokens, IncrementalDetokenizer.push
+    step, advance, push = ModelRunner.decode_step_to_hidden_, ModelRunner.read_tokens, IncrementalDetokenizer.push
 
     def stepping(self: ModelRunner, tokens: Sequence[int], state: Any) -> Any:
         assert poison not in tokens
@@ -351,7 +351,7 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
             assert [first, last] == expected
 
     with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, "decode_step", stepping)
+        patch.setattr(ModelRunner, "decode_step_to_hidden_", stepping)
         patch.setattr(ModelRunner, "read_tokens", advancing)
         run(failing())
     assert "requests apart" in caplog.text
@@ -394,7 +394,7 @@ def test_memory_that_is_short_for_all_together_ends_all(
     async def failing() -> None:
         with opened(decoder) as scheduler:
             with monkeypatch.context() as patch:
-                patch.setattr(ModelRunner, "decode_step", full)
+                patch.setattr(ModelRunner, "decode_step_to_hidden_", full)
                 assert all(isinstance(one, torch.OutOfMemoryError) for one in await together(scheduler, [asked, asked]))
             assert await texts_of(scheduler, asked) == decoder.complete("a", asked[0].params, n=2)
 
@@ -412,8 +412,8 @@ def test_a_computation_that_fails_raises_and_the_next_is_done(decoder: TextGener
 
 
 def test_the_default_budget() -> None:
-    assert default_cache_slots(0, 8, 64, 1 << 30) is None
-    assert default_cache_slots(1000, 8, 64, 1 << 40) == 8 * 64
-    assert default_cache_slots(1000, 8, 10**6, 16_000_000) == 10**6
-    assert default_cache_slots(1000, 8, None, 16_000_000) == 1000
-    assert default_cache_slots(1000, 8, 100, 16_000_000) == 800
+    assert choose_cache_token_budget(0, 8, 64, 1 << 30) is None
+    assert choose_cache_token_budget(1000, 8, 64, 1 << 40) == 8 * 64
+    assert choose_cache_token_budget(1000, 8, 10**6, 16_000_000) == 10**6
+    assert choose_cache_token_budget(1000, 8, None, 16_000_000) == 1000
+    assert choose_cache_token_budget(1000, 8, 100, 16_000_000) == 800

@@ -28,7 +28,7 @@ def left_in(folder: Path) -> list[Path]:
 
 def write(path: Path, content: bytes = b"whole" * 1000) -> None:
     with durable.atomic_output(path) as new:
-        durable.write_new_file(new, [content[:2500], content[2500:]])
+        durable.write_and_sync_new_file(new, [content[:2500], content[2500:]])
 
 
 def test_the_name_appears_with_the_whole_content(tmp_path: Path) -> None:
@@ -170,11 +170,11 @@ def test_a_file_system_that_syncs_no_folders_is_written_to(number, tmp_path, mon
     monkeypatch.setattr(os, "fsync", raising(number, where=is_folder, otherwise=os.fsync))
     durable.write_file(tmp_path / "a", b"1")
     with durable.atomic_output_folder(tmp_path / "folder") as new:
-        durable.write_new_file(new / "b", b"2")
+        durable.write_and_sync_new_file(new / "b", b"2")
     assert (tmp_path / "a").read_bytes() + (tmp_path / "folder" / "b").read_bytes() == b"12"
     monkeypatch.setattr(os, "fsync", raising(number))  # that of a file is no courtesy
     with pytest.raises(OSError, match=os.strerror(number)):
-        durable.write_new_file(tmp_path / "c", b"3")
+        durable.write_and_sync_new_file(tmp_path / "c", b"3")
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
@@ -184,7 +184,7 @@ def test_without_locks_nothing_is_written_that_two_processes_could_write(number,
     for path, use in (
         (tmp_path / "cache" / "key.lock", lambda: durable.hold_lock(tmp_path / "cache" / "key.lock").__enter__()),
         (tmp_path / ".lock", lambda: RunLock(tmp_path)),
-        (tmp_path / "run", lambda: creation.check_output_folder(tmp_path / "run")),
+        (tmp_path / "run", lambda: creation.check_output_free_and_writable(tmp_path / "run")),
         (tmp_path / "answers", lambda: LockedAnswerJournal(tmp_path / "answers", {})),
     ):
         with pytest.raises(ResourceError) as caught:

@@ -80,5 +80,5 @@ def make(folder: Path, *, name="made", kind="causal", seed=1, text="w0rd", steps
             )
             if valid is not None:
                 run.samples.append({"step": step, "prompt": text, "text": f"{text} at {step}"})
-        run.end_session("finished")
+        run.record_session_end("finished")
     return run

@@ -200,7 +200,7 @@ def rows_of(loaded: LoadedModel) -> list[list[int]]:
             (
                 prompt_format.encode_source_and_target(ids, None)[0]
                 if prompt_format.answers
-                else prompt_format.encode_row([ids])[0]
+                else prompt_format.encode_and_truncate_row([ids])[0]
             ).tolist()
         )
     return rows

@@ -35,7 +35,7 @@ def make_run(
             snapshot = CheckpointContent(step, {"w": torch.tensor([step])}, {}, {"step": step}, steps[0])
             run.save_checkpoint(snapshot, keep_last=len(steps))
         if finished:
-            run.end_session("finished")
+            run.record_session_end("finished")
     return run
 
 

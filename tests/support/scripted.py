@@ -1,7 +1,7 @@
 """A model that writes what it is told, and tokenizers of bytes and of words."""
 
 from lmtool.tokenization.decoder import ByteDecoder, WordDecoder
-from lmtool.tokenization.inner import SpecialTokenRoles
+from lmtool.tokenization.inner import SpecialTokenIdsByRole
 from tests.generation.models import HistoryModel
 
 SPECIAL = 7
@@ -13,7 +13,7 @@ class ByteTokenizer:
     kind = "bpe"
     bos_id, eos_id, mask_id, sep_id, cls_id = 1, 2, 4, 5, 6
     special_ids = frozenset(range(SPECIAL))
-    roles = SpecialTokenRoles(0, 1, 2, 3, 4, 5, 6, (1,), frozenset({2}), (), special_ids)
+    roles = SpecialTokenIdsByRole(0, 1, 2, 3, 4, 5, 6, (1,), frozenset({2}), (), special_ids)
     vocab_size = SPECIAL + 256
 
     def encode(self, text):

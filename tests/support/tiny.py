@@ -14,7 +14,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, LanguageModel, NGramModel, build
 from lmtool.model.layers.ngrams import find_ngram_embeddings
-from lmtool.model.transformer import TransformerPrefix
+from lmtool.model.transformer import TransformerPrefixLm
 from lmtool.recipe.spec.position import (
     AlibiPosition,
     DisentangledPosition,
@@ -336,7 +336,7 @@ def read(built: LanguageModel, tokens_BT: Tensor, texts: Sequence[Sequence[int]]
         return hidden
     texts = sources(len(tokens_BT)) if texts is None else texts
     source_BS, keep_BS = padded(texts)
-    if not isinstance(built, TransformerPrefix):
+    if not isinstance(built, TransformerPrefixLm):
         return built(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS, **more).to(device)).hidden_BTD
     # a row is the prefix, the tokens, and padding
     T = tokens_BT.shape[1]

@@ -13,7 +13,7 @@ from lmtool.tasks.cells import (
     complete_bio_tags,
     has_bio_tags,
     parse_answers,
-    parse_tags,
+    parse_tag_list,
     parse_words,
     repair_bio_tags,
 )
@@ -69,7 +69,7 @@ def test_other_tags_than_bio_are_faults(tag: str, fix: str) -> None:
 def test_words_and_tags() -> None:
     assert parse_words(["New York", "is"]) == ("New York", "is")
     assert parse_words("Otto's hat, Ida!") == ("Otto's", "hat", ",", "Ida", "!")
-    assert parse_tags(["O", 7], 2) == ("O", "7")
+    assert parse_tag_list(["O", 7], 2) == ("O", "7")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_cells_that_are_no_words_are_faults(cell: Any, what: str) -> None:
 @pytest.mark.parametrize(("cell", "what"), [("O", "str"), ([None], "other values"), (["O"], "1 tags for 2 words")])
 def test_cells_that_are_no_tags_are_faults(cell: Any, what: str) -> None:
     with pytest.raises(CellError, match=what):
-        parse_tags(cell, 2)
+        parse_tag_list(cell, 2)
 
 
 CONTEXT = "Otto gave Ida the key. Ida has it."

@@ -33,7 +33,7 @@ from lmtool.tasks.prepare import open_training_tables
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
-from lmtool.tasks.task import MAX_LISTED_ROWS, Task, TaskModel
+from lmtool.tasks.task import MAX_LISTED_ROWS, ModelWithObjective, Task
 from lmtool.tasks.text_to_text import TextToTextTask, choose_hypothesis_without_repeats, format_source, format_target
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -68,11 +68,11 @@ def a_recipe(model: dict[str, Any], objective: dict[str, Any], num_beams: int = 
     )
 
 
-def a_model(recipe: Recipe, precision: Any = "float32") -> TaskModel:
+def a_model(recipe: Recipe, precision: Any = "float32") -> ModelWithObjective:
     compute = configure_compute("cpu", precision)
     torch.manual_seed(0)
     lm = build(recipe.model, TOKENIZER.vocab_size)
-    return TaskModel(lm, build_objective(recipe, TOKENIZER), compute)
+    return ModelWithObjective(lm, build_objective(recipe, TOKENIZER), compute)
 
 
 def a_task(recipe: Recipe, labels: tuple[str, ...] = ()) -> Task:
@@ -245,7 +245,7 @@ class Summed(torch.nn.Module):
 
 def told(task: Task, recipe: Recipe, scores: list[list[float]], labels: list[Label]) -> Any:
     """A model with these scores, and a row for each, of unequal lengths."""
-    model = TaskModel(
+    model = ModelWithObjective(
         Told(scores),  # type: ignore[arg-type]  # it has the interface of a head
         build_objective(recipe, TOKENIZER),
         configure_compute("cpu", "float32"),

@@ -99,7 +99,7 @@ def test_faults_name_row_and_column(tmp_path: Path, cell: Any, kind: str, what: 
 
 
 def test_what_a_template_refuses_is_a_fault_of_its_row(tmp_path: Path) -> None:
-    chat = ChatFormat.from_tokenizer(published(tmp_path / "model", "gemma"))
+    chat = ChatFormat.from_tokenizer_or_plain(published(tmp_path / "model", "gemma"))
     own = table(tmp_path, MESSAGES, [MESSAGES[0], *MESSAGES[2:]])
     with pytest.raises(RowError, match="must alternate") as caught:
         read(own, chat=chat)
@@ -189,7 +189,7 @@ def test_faults_of_calls_name_row_and_column(tmp_path: Path, messages: Any, tool
 
 
 def test_a_template_without_tools_is_a_fault_of_the_rows_that_have_some(tmp_path: Path) -> None:
-    chat = ChatFormat.from_tokenizer(published(tmp_path / "model", "gemma"))
+    chat = ChatFormat.from_tokenizer_or_plain(published(tmp_path / "model", "gemma"))
     for row in ((CALLED, None), (MESSAGES, [TOOL])):
         own = calls(tmp_path, (MESSAGES, None), row)
         with pytest.raises(RowError, match="takes no tools") as caught:

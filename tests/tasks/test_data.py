@@ -213,7 +213,7 @@ def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
         read_and_encode_tables(recipe, open_training_tables(recipe.data), None, data.split)[1].fingerprint
         == data.fingerprint
     )
-    examples = data.make_examples(data.objective)
+    examples = data.make_training_examples(data.objective)
     assert examples.per_epoch == 54 + 2 * 18
     assert [line.split(":")[0] for line in data.description_lines] == ["columns", "task one", "columns", "task two"]
 

@@ -8,7 +8,7 @@ import pytest
 from lmtool.data.table import open_table
 from lmtool.errors import UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.prompting import PromptTemplate, calibrate_scores, parse_answers_option
+from lmtool.tasks.prompting import PromptTemplate, calibrate_scores, parse_answers_or_use_labels
 from tests.reference.prompting import calibrated
 
 
@@ -30,4 +30,4 @@ def test_braces_stand_for_columns(tmp_path: Path) -> None:
 
 
 def test_answers_are_named_by_labels_or_stand_in_their_order() -> None:
-    assert parse_answers_option(["a=b", "c"], ["a=b", "c"]) == {"a=b": "a=b", "c": "c"}
+    assert parse_answers_or_use_labels(["a=b", "c"], ["a=b", "c"]) == {"a=b": "a=b", "c": "c"}

@@ -21,7 +21,7 @@ from lmtool.tasks.questions import BestAnswerSpan, ContextWindow, SpanTask
 from lmtool.tasks.reading import LabelledRow, read_labelled_table
 from lmtool.tasks.schema import choose_columns
 from lmtool.tasks.split import apply_split, hold_out_stratified
-from lmtool.tasks.task import TaskModel
+from lmtool.tasks.task import ModelWithObjective
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.tasks.labelled import KINDS
@@ -30,7 +30,9 @@ CONTEXT = "On Monday Otto gave the brass key to naïve Ida's hen, because it rai
 TOKENIZERS = {kind: Tokenizer.train(spec, [CONTEXT + " Who?"]) for kind, spec in KINDS.items()}
 
 
-def setting(kind: str = "word", context: int = 128, shape: str = "encoder", **spec: Any) -> tuple[SpanTask, TaskModel]:
+def setting(
+    kind: str = "word", context: int = 128, shape: str = "encoder", **spec: Any
+) -> tuple[SpanTask, ModelWithObjective]:
     recipe = Recipe.model_validate(
         {
             "model": {
@@ -43,7 +45,7 @@ def setting(kind: str = "word", context: int = 128, shape: str = "encoder", **sp
     tokenizer, compute = TOKENIZERS[kind], configure_compute("cpu", "float32")
     lm = build_model(recipe, tokenizer, compute)
     task = SpanTask(PromptFormat.from_recipe(recipe, tokenizer), recipe.objective)  # type: ignore[arg-type]
-    return task, TaskModel(lm, build_objective(recipe, tokenizer), compute)
+    return task, ModelWithObjective(lm, build_objective(recipe, tokenizer), compute)
 
 
 def question(answer: str | None = "the brass key", row: int = 1, context: str = CONTEXT) -> LabelledRow:
@@ -110,7 +112,7 @@ TOKENS = np.array(TOKENIZERS["word"].encode_with_offsets(CONTEXT)[1])
 class Scripted:
     """A model whose scores are given: of each token of the vocabulary as the first and as the last of an answer."""
 
-    def __init__(self, model: TaskModel, seed: int) -> None:
+    def __init__(self, model: ModelWithObjective, seed: int) -> None:
         rng = np.random.default_rng(seed)
         self.scores_V2 = rng.normal(size=(TOKENIZERS["word"].vocab_size, 2))
         self.training = False
@@ -130,7 +132,7 @@ def test_the_answer_is_the_best_span_of_all_windows(seed: int) -> None:
     rows = windows(task, question())
     task.threshold = np.inf
     ((text, start, null_score),) = task.predict_cells(
-        TaskModel(scripted, model.objective, model.compute),  # type: ignore[arg-type]
+        ModelWithObjective(scripted, model.objective, model.compute),  # type: ignore[arg-type]
         rows,
     )
     first_V, last_V = scripted.scores_V2.T

@@ -9,7 +9,7 @@ from lmtool.data.table import Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.embedding import with_inferred_loss
+from lmtool.tasks.embedding import with_inferred_or_checked_loss
 from lmtool.tasks.schema import Columns, choose_columns, has_related_texts
 
 WORDS = ["cat", "dog", "sea", "boat", "rain"]
@@ -149,8 +149,8 @@ def test_other_columns_of_related_texts_are_no_labels(columns: dict[str, list[st
 )
 def test_the_loss_of_a_table(texts: int, label: str | None, loss: str) -> None:
     spec, columns = Embedding(kind="embedding"), Columns(("a", "b", "c", "d")[:texts], label)
-    assert with_inferred_loss(spec, columns).loss == loss
-    assert with_inferred_loss(with_inferred_loss(spec, columns), columns).loss == loss
+    assert with_inferred_or_checked_loss(spec, columns).loss == loss
+    assert with_inferred_or_checked_loss(with_inferred_or_checked_loss(spec, columns), columns).loss == loss
 
 
 @pytest.mark.parametrize(
@@ -166,5 +166,8 @@ def test_the_loss_of_a_table(texts: int, label: str | None, loss: str) -> None:
 def test_a_loss_that_rows_cannot_train_is_refused(loss: str, texts: int, label: str | None, word: str) -> None:
     spec = Embedding.model_validate({"kind": "embedding", "loss": loss})
     with pytest.raises(UsageError, match=word):
-        with_inferred_loss(spec, Columns(("a", "b", "c")[:texts], label))
-    assert with_inferred_loss(Embedding(kind="embedding", loss="triplet"), Columns(("a", "b", "c"))).loss == "triplet"
+        with_inferred_or_checked_loss(spec, Columns(("a", "b", "c")[:texts], label))
+    assert (
+        with_inferred_or_checked_loss(Embedding(kind="embedding", loss="triplet"), Columns(("a", "b", "c"))).loss
+        == "triplet"
+    )

@@ -19,17 +19,17 @@ def test_every_row_comes_once_an_epoch(n: int, batch: int) -> None:
     examples = TableExamples(rows(n), batch, seed=5)
     for epoch in range(3):
         sample_S = np.arange(epoch * n, (epoch + 1) * n)
-        numbers = [examples.find_document_numbers(sample_S[i : i + 1])[0] for i in range(n)]
+        numbers = [examples.list_distinct_document_numbers(sample_S[i : i + 1])[0] for i in range(n)]
         assert sorted(numbers) == list(range(1, n + 1))
 
 
 def test_the_order_is_a_function_of_the_seed_and_the_sample() -> None:
     one, two = TableExamples(rows(50), 4, seed=1), TableExamples(rows(50), 4, seed=1)
-    late = two.find_document_numbers(np.arange(120, 124))
-    assert one.find_document_numbers(np.arange(0, 4)) != TableExamples(rows(50), 4, seed=2).find_document_numbers(
-        np.arange(0, 4)
-    )
-    assert one.find_document_numbers(np.arange(120, 124)) == late
+    late = two.list_distinct_document_numbers(np.arange(120, 124))
+    assert one.list_distinct_document_numbers(np.arange(0, 4)) != TableExamples(
+        rows(50), 4, seed=2
+    ).list_distinct_document_numbers(np.arange(0, 4))
+    assert one.list_distinct_document_numbers(np.arange(120, 124)) == late
     assert examples_equal(one, two, 130)
 
 
@@ -43,8 +43,8 @@ def test_threads_may_read_several_epochs() -> None:
     examples, alone = TableExamples(rows(8), 4, seed=5), TableExamples(rows(8), 4, seed=5)
     samples = [np.arange(8 * epoch, 8 * epoch + 3) for epoch in (0, 1, 0, 2, 1, 3) * 20]
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(examples.find_document_numbers, samples))
-    assert found == [alone.find_document_numbers(sample_S) for sample_S in samples]
+        found = list(threads.map(examples.list_distinct_document_numbers, samples))
+    assert found == [alone.list_distinct_document_numbers(sample_S) for sample_S in samples]
 
 
 def test_rows_of_like_length_come_together() -> None:
@@ -53,7 +53,7 @@ def test_rows_of_like_length_come_together() -> None:
     examples = TableExamples(rows(800), 8, seed=0)
     padding = text = 0
     for start in range(0, 800, 8):
-        batch = [lengths[number] for number in examples.find_document_numbers(np.arange(start, start + 8))]
+        batch = [lengths[number] for number in examples.list_distinct_document_numbers(np.arange(start, start + 8))]
         padding += 8 * max(batch) - sum(batch)
         text += sum(batch)
     assert padding < 0.1 * text
@@ -66,7 +66,7 @@ def test_tables_are_mixed_as_often_as_is_said(times: tuple[float, float], wanted
     examples = TableExamples(both, 4, seed=1, parts=[(40, times[0]), (20, times[1])])
     n = examples.per_epoch
     assert n == round(40 * times[0]) + round(20 * times[1])
-    numbers = [number for i in range(2 * n) for number in examples.find_document_numbers(np.array([i]))]
+    numbers = [number for i in range(2 * n) for number in examples.list_distinct_document_numbers(np.array([i]))]
     counts = np.bincount(numbers, minlength=61)[1:]
     assert set(counts[:40]) == {2 * wanted[0]}
     assert set(counts[40:]) == {2 * wanted[1]}

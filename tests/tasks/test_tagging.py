@@ -15,7 +15,7 @@ from lmtool.tasks.build import build_task
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from lmtool.tasks.tagging import EntityTask, TaggedRow, TaggingTask
-from lmtool.tasks.task import TaskModel
+from lmtool.tasks.task import ModelWithObjective
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.tasks.labelled import KINDS
@@ -36,12 +36,12 @@ def recipe(labels: tuple[str, ...], **model: Any) -> Recipe:
     )
 
 
-def task(tokenizer: Tokenizer, labels: tuple[str, ...] = BIO, **model: Any) -> tuple[TaggingTask, TaskModel]:
+def task(tokenizer: Tokenizer, labels: tuple[str, ...] = BIO, **model: Any) -> tuple[TaggingTask, ModelWithObjective]:
     made, compute = recipe(labels, **model), configure_compute("cpu", "float32")
     lm = build_model(made, tokenizer, compute)
     built = build_task(made, PromptFormat.from_recipe(made, tokenizer), "", Columns(("words",)), ())
     assert isinstance(built, TaggingTask)
-    return built, TaskModel(lm, build_objective(made, tokenizer), compute)
+    return built, ModelWithObjective(lm, build_objective(made, tokenizer), compute)
 
 
 def item(words: tuple[str, ...], tags: tuple[str, ...] | None = None, row: int = 1) -> LabelledRow:

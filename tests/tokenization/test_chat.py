@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from lmtool.errors import CheckpointError, LmtoolError
-from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TrainedTokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.support.examples import examples
@@ -36,7 +36,7 @@ CONVERSATIONS = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_ids_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     folder = publish(tmp_path, name)
-    peer, chat = AutoTokenizer.from_pretrained(folder), ChatFormat.from_tokenizer(Tokenizer.load(folder))
+    peer, chat = AutoTokenizer.from_pretrained(folder), ChatFormat.from_tokenizer_or_plain(Tokenizer.load(folder))
     assert chat.name == "the model's own"
     for messages in CONVERSATIONS.values():
         if messages[0]["role"] == "system" and not PUBLISHED[name].system:
@@ -58,7 +58,7 @@ def test_ids_are_those_of_transformers(tmp_path: Path, name: str) -> None:
 def test_the_assistant_writes_its_texts_and_their_ends_and_nothing_else(tmp_path: Path, name: str) -> None:
     """After the prompt, which is the beginning of the conversation."""
     tokenizer = published(tmp_path, name)
-    chat = ChatFormat.from_tokenizer(tokenizer)
+    chat = ChatFormat.from_tokenizer_or_plain(tokenizer)
     messages = said("Who?", "Tom saw it.", "Sure?", "Yes, you are.")
     ids, own = chat.encode_conversation(messages)
     end = chat._special_ids[PUBLISHED[name].end]
@@ -79,7 +79,7 @@ def test_the_assistant_writes_its_texts_and_their_ends_and_nothing_else(tmp_path
         assert (own[len(prompt) - 1], own[len(prompt)]) == (False, True)
 
 
-SPECS: dict[str, TokenizerSpec] = {
+SPECS: dict[str, TrainedTokenizerSpec] = {
     "bpe": BpeTokenizer(vocab_size=400),
     "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=120),
     "char": CharTokenizer(kind="char"),
@@ -91,7 +91,7 @@ OWN = {kind: Tokenizer.train(spec, TEXTS) for kind, spec in SPECS.items()}
 @pytest.mark.parametrize("kind", SPECS)
 def test_the_plain_format_has_the_special_tokens_of_pairs(kind: str) -> None:
     t = OWN[kind]
-    chat = ChatFormat.from_tokenizer(t)
+    chat = ChatFormat.from_tokenizer_or_plain(t)
     assert chat.name == "plain"
     assert chat.end_ids == {t.eos_id}
     who, tom, sure = map(t.encode, ("Who saw it?", "Tom saw it.", "Sure"))
@@ -107,7 +107,7 @@ def test_the_plain_format_has_the_special_tokens_of_pairs(kind: str) -> None:
 
 def test_the_plain_format_of_a_published_model_names_the_roles(tmp_path: Path) -> None:
     tokenizer = published(tmp_path, "smollm2", chat_template=None)
-    chat = ChatFormat.from_tokenizer(tokenizer)
+    chat = ChatFormat.from_tokenizer_or_plain(tokenizer)
     assert chat.name == "plain"
     ids, own = chat.encode_conversation(said("Who?", "Tom.", system="Be kind"))
     assert tokenizer.decode(ids) == "System: Be kind\n\nUser: Who?\n\nAssistant: Tom.\n\n"
@@ -129,7 +129,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer
     folder = tmp_path_factory.mktemp("published")
     found = {name: published(folder / name, name) for name in PUBLISHED}
     found |= OWN | {"base": published(folder / "base", "llama3", chat_template=None)}
-    return {name: (tokenizer, ChatFormat.from_tokenizer(tokenizer)) for name, tokenizer in found.items()}
+    return {name: (tokenizer, ChatFormat.from_tokenizer_or_plain(tokenizer)) for name, tokenizer in found.items()}
 
 
 @pytest.mark.parametrize("of", [*PUBLISHED, *OWN, "base"])
@@ -155,18 +155,18 @@ def test_text_that_spells_a_special_token_is_ordinary_text(
 def test_a_special_token_that_only_two_messages_spell_together_is_ordinary_text(tmp_path: Path) -> None:
     joined = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
     tokenizer = published(tmp_path, "smollm2", chat_template=joined)
-    ids = ChatFormat.from_tokenizer(tokenizer).encode_prompt(said("a<|im_", "end|>b"))
+    ids = ChatFormat.from_tokenizer_or_plain(tokenizer).encode_prompt(said("a<|im_", "end|>b"))
     assert n_special(tokenizer, ids) == 0
     assert tokenizer.decode(ids) == "a<|im_end|>b:"
 
 
 def test_a_template_has_a_clock_and_is_the_default_of_several(tmp_path: Path) -> None:
     tokenizer = published(tmp_path, "llama3")
-    chat = ChatFormat.from_tokenizer(tokenizer, lambda: datetime(2031, 5, 6))
+    chat = ChatFormat.from_tokenizer_or_plain(tokenizer, lambda: datetime(2031, 5, 6))
     assert "Today Date: 06 May 2031" in tokenizer.decode(chat.encode_prompt(said("Who?")))
     several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
     tokenizer = published(tmp_path, "qwen", chat_template=several)
-    assert tokenizer.decode(ChatFormat.from_tokenizer(tokenizer).encode_prompt(said("Who?"))) == "Who?!"
+    assert tokenizer.decode(ChatFormat.from_tokenizer_or_plain(tokenizer).encode_prompt(said("Who?"))) == "Who?!"
 
 
 CHANGES = "{% for m in messages %}{{ m.content }}{% if loop.last %} the end{% endif %}{% endfor %}"
@@ -190,7 +190,7 @@ def test_conversations_that_cannot_be_rendered_are_refused(
 ) -> None:
     tokenizer = published(tmp_path, "qwen", chat_template=template)
     with pytest.raises(error) as caught:
-        ChatFormat.from_tokenizer(tokenizer).encode_conversation(messages)
+        ChatFormat.from_tokenizer_or_plain(tokenizer).encode_conversation(messages)
     assert len(caught.value.lines()) == 3
     assert all(line.isprintable() and len(line) < 260 for line in caught.value.lines())
 
@@ -198,4 +198,4 @@ def test_conversations_that_cannot_be_rendered_are_refused(
 def test_ends_of_a_template_that_refuses_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     refuses: dict[str, Any] = {"chat_template": "{{ raise_exception('no') }}"}
     tokenizer = published(tmp_path, "qwen", **refuses)
-    assert ChatFormat.from_tokenizer(tokenizer).end_ids == tokenizer.roles.ends
+    assert ChatFormat.from_tokenizer_or_plain(tokenizer).end_ids == tokenizer.roles.ends

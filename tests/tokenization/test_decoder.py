@@ -31,7 +31,9 @@ def test_the_parts_of_a_stream_are_the_decoding(name: str, data: st.DataObject) 
 def test_the_characters_of_each_prefix_are_counted(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40))
-    assert tokenizer.count_decoded_characters(ids) == [len(tokenizer.decode(ids[:n])) for n in range(len(ids) + 1)]
+    assert tokenizer.count_characters_of_decoded_prefixes(ids) == [
+        len(tokenizer.decode(ids[:n])) for n in range(len(ids) + 1)
+    ]
 
 
 @given(st.lists(st.integers(10, BPE.vocab_size - 1), max_size=40))

@@ -54,7 +54,7 @@ def ids(text: str) -> list[int]:
 
 def row(prompt_format: PromptFormat, *texts: str) -> list[int]:
     """Texts as complete rows."""
-    return prompt_format.encode_row([np.array(ids(text), dtype=np.int64) for text in texts])[0].tolist()
+    return prompt_format.encode_and_truncate_row([np.array(ids(text), dtype=np.int64) for text in texts])[0].tolist()
 
 
 AB, CDE = ids("ab"), ids("cde")
@@ -93,7 +93,7 @@ def test_a_row_has_the_special_tokens_of_its_family_and_fills_the_context(
     assert row(made, "ab") == one
     assert row(made, "ab", "cde") == two
     assert [*made.before, *AB, *made.after] == one
-    tokens, _, cut = made.encode_row([np.array(ids("abcdefgh" * 5)), np.array(ids("abc"))])
+    tokens, _, cut = made.encode_and_truncate_row([np.array(ids("abcdefgh" * 5)), np.array(ids("abc"))])
     # recurrent models have no context limit
     unlimited = model in ("lstm", "elmo", "recurrent encoder-decoder", "ngram", "skipgram")
     assert cut == (not unlimited)
@@ -149,11 +149,11 @@ def test_masks_stand_in_a_row_of_training(split: str, before: list[int], after: 
 
 def test_segments_are_given_to_models_that_know_them() -> None:
     texts = [np.array(AB), np.array(CDE)]
-    _, segments, _ = prompt_format("bert", "classification").encode_row(texts)
+    _, segments, _ = prompt_format("bert", "classification").encode_and_truncate_row(texts)
     assert segments is not None
     # the special token after a text belongs to it, the first one to the first text
     assert segments.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert prompt_format("encoder", "classification").encode_row(texts)[1] is None
+    assert prompt_format("encoder", "classification").encode_and_truncate_row(texts)[1] is None
 
 
 def test_a_row_has_one_special_token_whatever_its_text() -> None:
@@ -208,9 +208,9 @@ def test_a_row_that_is_shared_keeps_room_for_an_answer(n_source: int) -> None:
     source, _, cut = pair(made, "a" * n_source, None)
     assert len(source) == min(n_source, CONTEXT // 2)
     assert cut == (n_source > CONTEXT // 2)
-    assert len(source) + made.max_answer_tokens(len(source)) == CONTEXT
-    assert prompt_format("encoder-decoder", "seq2seq").max_answer_tokens(len(source)) == CONTEXT
-    assert prompt_format("recurrent encoder-decoder", "seq2seq").max_answer_tokens(10) == 60
+    assert len(source) + made.default_max_answer_tokens(len(source)) == CONTEXT
+    assert prompt_format("encoder-decoder", "seq2seq").default_max_answer_tokens(len(source)) == CONTEXT
+    assert prompt_format("recurrent encoder-decoder", "seq2seq").default_max_answer_tokens(10) == 60
 
 
 # Decoders that learn answers
@@ -234,7 +234,7 @@ def test_a_decoder_loses_the_beginning_of_a_long_source_and_the_end_of_a_long_an
     assert pair(made, answer, text) == ([BOS, *ids(answer), SEP], ids(text)[:19], True)
     asked, _, cut = pair(made, text, None)
     assert (asked, cut) == ([BOS, *ids(text)[-10:], SEP], True)
-    assert len(asked) + made.max_answer_tokens(len(asked)) == CONTEXT
+    assert len(asked) + made.default_max_answer_tokens(len(asked)) == CONTEXT
     assert pair(prompt_format("lstm", "seq2seq"), text, answer)[2] is False
 
 
@@ -256,13 +256,13 @@ def test_a_published_decoder_reads_its_chat_template(tmp_path: Path) -> None:
     assert made.make_prompt("Who?") == Prompt(tuple(prompt), n_question=len(prompt))
     assert made.make_prompt("Who?", "Tom").generated_prefix == tuple(made.tokenizer.encode("Tom"))
     assert made.end_ids == set(made.chat.end_ids)
-    found = made.encode_conversation([*asked, Message(role="assistant", content="Tom.")])
+    found = made.encode_and_truncate_conversation([*asked, Message(role="assistant", content="Tom.")])
     assert found.source.tolist() == prompt
     assert found.target is not None
     assert found.target.tolist() == [*made.tokenizer.encode("Tom."), made.tokenizer.eos_id]
     assert (found.cut, found.learned) == (False, None)
-    assert made.encode_conversation(asked).source.tolist() == prompt
-    assert made.encode_conversation(asked).target is None
+    assert made.encode_and_truncate_conversation(asked).source.tolist() == prompt
+    assert made.encode_and_truncate_conversation(asked).target is None
 
 
 @pytest.mark.parametrize(("name", "begins"), [("llama3", True), ("qwen", False)])
@@ -285,14 +285,14 @@ def test_a_conversation_learns_all_turns_of_the_assistant(tmp_path: Path) -> Non
     assert made.chat is not None
     texts = ("Who saw it?", "Tom saw it.", "Sure?", "Yes, Tom.")
     messages = [Message(role=("user", "assistant")[i % 2], content=text) for i, text in enumerate(texts)]
-    found = made.encode_conversation(messages)
+    found = made.encode_and_truncate_conversation(messages)
     assert found.target is not None
     assert found.learned is not None
     assert made.tokenizer.decode(found.target) == "Yes, Tom."
     assert made.tokenizer.decode(found.source[found.learned]) == "Tom saw it."
     assert found.source.tolist() == made.chat.encode_prompt(messages[:-1])
     assert {int(found.target[-1]), int(found.source[found.learned][-1])} == made.chat.end_ids - {made.tokenizer.eos_id}
-    short = published(tmp_path, "llama3", context=50).encode_conversation(messages)
+    short = published(tmp_path, "llama3", context=50).encode_and_truncate_conversation(messages)
     assert short.target is not None
     assert short.learned is not None
     assert short.cut
@@ -308,7 +308,7 @@ def test_a_template_that_never_ends_a_turn_is_given_an_end(tmp_path: Path) -> No
     open_ended = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     made = published(tmp_path, "qwen", chat_template=open_ended + "{% if add_generation_prompt %}assistant:{% endif %}")
     messages = [Message(role="user", content="Who?"), Message(role="assistant", content="Tom")]
-    target = made.encode_conversation(messages).target
+    target = made.encode_and_truncate_conversation(messages).target
     assert target is not None
     assert target[-1] == made.tokenizer.eos_id
     assert made.tokenizer.decode(target).strip() == "Tom"

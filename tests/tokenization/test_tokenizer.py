@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import models
 
 from lmtool.errors import CheckpointError
-from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TrainedTokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tokenization.chat import ChatFormat, Message
 from lmtool.tokenization.encoder import LONG_TEXT_CHARACTERS
 from lmtool.tokenization.inner import SPECIAL_TOKENS
@@ -84,7 +84,7 @@ def one_thread_beside() -> Iterator[list[None]]:
 @pytest.mark.parametrize("name", ["bpe", "word"])
 def test_other_threads_run_while_a_long_text_is_encoded(name: str) -> None:
     tokenizer, text = TOKENIZERS[name], prose(4000) * 5
-    chat = ChatFormat.from_tokenizer(tokenizer)
+    chat = ChatFormat.from_tokenizer_or_plain(tokenizer)
     calls: list[Callable[[], object]] = [
         lambda: tokenizer.encode(text),
         lambda: tokenizer.encode_with_offsets(text),
@@ -119,7 +119,7 @@ def test_characters_are_lossless_but_for_the_unknown() -> None:
         (BpeTokenizer(vocab_size=300), []),
     ],
 )
-def test_unknown_parts_are_named_once(spec: TokenizerSpec, unknown: list[str]) -> None:
+def test_unknown_parts_are_named_once(spec: TrainedTokenizerSpec, unknown: list[str]) -> None:
     tokenizer = Tokenizer.train(spec, ["a cat sat a cat"])
     assert tokenizer.find_unknown_parts("a Z cat 猫 sat Z !") == unknown
     assert tokenizer.find_unknown_parts("a cat") == []
@@ -235,7 +235,7 @@ def test_texts_that_spell_special_tokens_are_ordinary_texts(name: str, text: str
 @pytest.mark.parametrize(
     "spec", [BpeTokenizer(vocab_size=300, sentinels=100), WordTokenizer(kind="word", vocab_size=20, sentinels=20)]
 )
-def test_vocabulary_too_small_for_its_specials_is_refused(spec: TokenizerSpec) -> None:
+def test_vocabulary_too_small_for_its_specials_is_refused(spec: TrainedTokenizerSpec) -> None:
     with refuses("usage"):
         Tokenizer.train(spec, ["text"])
 

@@ -41,9 +41,9 @@ def formats(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def of(name: str) -> ChatFormat:
         if name == "plain":
-            return ChatFormat.from_tokenizer(OWN)
+            return ChatFormat.from_tokenizer_or_plain(OWN)
         if name == "plain-published":
-            return ChatFormat.from_tokenizer(published(folder / name, "smollm2", chat_template=None))
+            return ChatFormat.from_tokenizer_or_plain(published(folder / name, "smollm2", chat_template=None))
         return calling(folder, name)
 
     return of
@@ -76,7 +76,7 @@ def parsed(parser: ToolCallParser, *pieces: str) -> tuple[str, list[tuple[str, d
 def test_conventions_that_are_not_read_are_refused_by_name(tmp_path: Path, mark: str) -> None:
     template = QWEN.replace("You may call", f"{mark} You may call")
     with pytest.raises(ToolsUnsupportedError, match=UNSUPPORTED[mark].split()[0].strip(",")):
-        ChatFormat.from_tokenizer(published(tmp_path, "qwen", chat_template=template)).with_tools(TOOLS)
+        ChatFormat.from_tokenizer_or_plain(published(tmp_path, "qwen", chat_template=template)).with_tools(TOOLS)
 
 
 def test_special_tokens_around_calls_are_text_with_tools_and_only_then(formats: Any) -> None:
@@ -91,7 +91,7 @@ def test_special_tokens_around_calls_are_text_with_tools_and_only_then(formats: 
 
 @pytest.mark.parametrize("name", sorted({*PUBLISHED} - {"qwen"}))
 def test_templates_without_tools_are_refused(tmp_path: Path, name: str) -> None:
-    chat = ChatFormat.from_tokenizer(published(tmp_path, name))
+    chat = ChatFormat.from_tokenizer_or_plain(published(tmp_path, name))
     with pytest.raises(ToolsUnsupportedError) as refused:
         chat.with_tools(TOOLS)
     assert len(refused.value.lines()) == 3
@@ -105,7 +105,7 @@ def test_templates_whose_calls_cannot_be_read_are_refused(tmp_path: Path) -> Non
     silent, unknown = (published(tmp_path / str(i), "qwen", **c) for i, c in enumerate([{}, {"chat_template": other}]))
     for tokenizer in silent, unknown, loose:
         with pytest.raises(ToolsUnsupportedError):
-            ChatFormat.from_tokenizer(tokenizer).with_tools(TOOLS)
+            ChatFormat.from_tokenizer_or_plain(tokenizer).with_tools(TOOLS)
 
 
 JSON = st.recursive(
@@ -227,7 +227,7 @@ def test_tools_answer_calls_by_their_ids_or_in_their_order(formats: Any) -> None
     chat = formats("mistral").with_tools(TOOLS)
     calls = (ToolCall("now", {}, "call_long_id_1"), ToolCall("get_weather", {"city": "Rome"}, "123456789"))
     results = [Message(role="tool", content="sun", tool_call_id="123456789"), Message(role="tool", content="noon")]
-    seen = chat._to_template_messages([*asked("", *calls), *results])
+    seen = chat._to_escaped_template_messages([*asked("", *calls), *results])
     ids = [call["id"] for call in seen[1]["tool_calls"]]
     assert [(one["name"], one["tool_call_id"]) for one in seen[2:]] == [("get_weather", ids[1]), ("now", ids[0])]
     assert ids[1] == "123456789"
@@ -295,7 +295,7 @@ def test_a_grammar_writes_json_as_the_template_does(formats: Any) -> None:
 
 
 def test_long_answers_take_no_longer_than_their_length() -> None:
-    parser = ChatFormat.from_tokenizer(OWN).with_tools(TOOLS).make_tool_call_parser()
+    parser = ChatFormat.from_tokenizer_or_plain(OWN).with_tools(TOOLS).make_tool_call_parser()
     assert parser is not None
     started = time.perf_counter()
     for piece in ["\n\n"] * 2000 + ["x "] * 2000 + ["<tool_call>"] * 400 + [GOOD[:-1] + " " * 4000]:

@@ -119,4 +119,4 @@ def calling(folder: Path, name: str) -> ChatFormat:
     own = CALLING[name]
     base = PUBLISHED[own.model]
     PUBLISHED["calling"] = Published(*base)._replace(template=own.template, specials=(*base.specials, *own.specials))
-    return ChatFormat.from_tokenizer(Tokenizer.load(publish(folder / name, "calling")))
+    return ChatFormat.from_tokenizer_or_plain(Tokenizer.load(publish(folder / name, "calling")))

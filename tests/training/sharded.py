@@ -88,10 +88,10 @@ def session(work: Work, name: str) -> None:
 @contextmanager
 def never_whole() -> Iterator[None]:
     """No process may hold all weights: without samples it validates layer by layer."""
-    genuine = ShardedModel.gather_all
-    ShardedModel.gather_all = None  # type: ignore[method-assign, assignment]
+    genuine = ShardedModel.gather_all_for_inference
+    ShardedModel.gather_all_for_inference = None  # type: ignore[method-assign, assignment]
     yield
-    ShardedModel.gather_all = genuine  # type: ignore[method-assign]
+    ShardedModel.gather_all_for_inference = genuine  # type: ignore[method-assign]
 
 
 def measured(work: Work, name: str) -> None:

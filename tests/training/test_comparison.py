@@ -17,7 +17,7 @@ from lmtool.recipe.load import load, parse_settings
 from lmtool.runs.checkpoint import list_checkpoints
 from lmtool.runs.damage import find_damaged_run_files
 from lmtool.runs.directory import BASELINE as BASELINE_FILE
-from lmtool.runs.load import load_for_inference, load_run
+from lmtool.runs.load import load_packed_for_inference, load_run
 from lmtool.tasks.results import Results
 from lmtool.training import comparison, plan, train
 from lmtool.training.comparison import BitsPerByteResults, cross_fit_ngram_weight
@@ -91,7 +91,7 @@ def test_a_run_that_gains_keeps_its_ngrams_and_is_interpolated_with_them(work: W
     evaluation = evaluated(work, "run", held_out)
     assert evaluation["model_bits_per_byte"] == pytest.approx(found["bits_per_byte"], rel=1e-4)
     assert evaluation["bits_per_byte"] == pytest.approx(found["interpolated_bits_per_byte"], rel=0.01)
-    loaded = load_for_inference(str(run))
+    loaded = load_packed_for_inference(str(run))
     assert loaded.model.interpolation is not None
     texts = [line[:12] for line in held_out.splitlines() if line][:5]
     both, alone = (score_texts(one, texts) for one in (loaded, load_run(str(run))))
@@ -105,7 +105,7 @@ def test_a_run_that_gains_keeps_its_ngrams_and_is_interpolated_with_them(work: W
             )
 
     others = [step for step, _ in list_checkpoints(run / "checkpoints") if step != found["step"]]
-    assert all(load_for_inference(f"{run}@{step}").model.interpolation is None for step in others)
+    assert all(load_packed_for_inference(f"{run}@{step}").model.interpolation is None for step in others)
     before = {path.name: path.read_bytes() for path in (run / "ngrams").rglob("*.safetensors")}
     (run / "metrics.json").unlink()
     work.resume()
@@ -115,7 +115,7 @@ def test_a_run_that_gains_keeps_its_ngrams_and_is_interpolated_with_them(work: W
     work.resume("evaluation.interpolate=false")
     assert results(work)["ngram_weight"] == weight
     assert not (run / "ngrams").exists()
-    assert load_for_inference(str(run)).model.interpolation is None
+    assert load_packed_for_inference(str(run)).model.interpolation is None
 
 
 def test_a_mixture_of_texts_keeps_ngrams(work: Work) -> None:
@@ -126,7 +126,7 @@ def test_a_mixture_of_texts_keeps_ngrams(work: Work) -> None:
     planned = plan.plan_pretraining(None, str(work.recipe), settings, no_report)
     assert [*train.train(planned, work.session())]
     assert results(work)["ngram_weight"] > 0
-    assert load_for_inference(str(work.run())).model.interpolation is not None
+    assert load_packed_for_inference(str(work.run())).model.interpolation is not None
 
 
 def test_damaged_ngrams_are_told(work: Work) -> None:
@@ -134,11 +134,11 @@ def test_damaged_ngrams_are_told(work: Work) -> None:
     (weights,) = (work.run() / "ngrams").rglob("model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(CheckpointError) as caught:
-        load_for_inference(str(work.run()))
+        load_packed_for_inference(str(work.run()))
     assert caught.value.where == str(work.run() / "ngrams")
     assert [path for path, _ in find_damaged_run_files(work.run())] == [weights]
     shutil.rmtree(work.run() / "ngrams")
-    assert load_for_inference(str(work.run())).model.interpolation is None
+    assert load_packed_for_inference(str(work.run())).model.interpolation is None
 
 
 def test_one_token_has_no_halves(work: Work) -> None:

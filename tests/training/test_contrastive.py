@@ -15,7 +15,7 @@ from lmtool.objective.heads import ClassContrastiveObjective
 from lmtool.runs.directory import Run
 from lmtool.runs.load import load_run
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
-from lmtool.training.convex import CONTRASTIVE_PENALTY, fit_head_
+from lmtool.training.convex import CONTRASTIVE_PENALTY, fit_head_and_layer_mix_
 from tests.support.cases import nightly_but
 from tests.support.training import Work, assert_resumes_bit_for_bit, ended, metrics, words, write_table
 
@@ -51,7 +51,7 @@ def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, b
     before = loaded.model.head(states_BD)
     with torch.no_grad():
         loaded.model.head.weight.normal_()
-    fit_head_(loaded.model, objective, [batch], CONTRASTIVE_PENALTY, 1)
+    fit_head_and_layer_mix_(loaded.model, objective, [batch], CONTRASTIVE_PENALTY, 1)
     torch.testing.assert_close(loaded.model.head(states_BD), before, rtol=5e-3, atol=5e-3)
 
 

@@ -20,7 +20,7 @@ from lmtool.objective.base import VocabularyInfo
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.words import Averaging
-from lmtool.training.convex import PENALTIES, ChosenPenalty, HeadFittingProblem, fit_head_
+from lmtool.training.convex import PENALTIES, ChosenPenalty, HeadFittingProblem, fit_head_and_layer_mix_
 
 N, F = 60, 7
 
@@ -138,7 +138,7 @@ def test_the_loss_and_its_gradient_are_the_objectives(task: str, options: dict[s
     scores_RC = torch.from_numpy(rng.normal(size=(N, model.head.out_features))).requires_grad_()
     total = one.objective.head_loss(model, model.expand_single_score(scores_RC), one.labels, is_training=True).total
     total.backward()
-    loss, gradient_RC = one.objective.head_loss_and_gradient(scores_RC.detach().numpy(), one.target_RC)
+    loss, gradient_RC = one.objective.compute_summed_loss_and_gradient(scores_RC.detach().numpy(), one.target_RC)
     assert loss == pytest.approx(total.item(), rel=1e-6)
     assert scores_RC.grad is not None
     np.testing.assert_allclose(gradient_RC, scores_RC.grad.numpy(), atol=1e-6)
@@ -200,7 +200,7 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
     def fitted() -> Body:
         torch.manual_seed(0)
         model = Body()
-        done = fit_head_(cast(Classifier, model), THREE_CLASSES, labelled(class_R), None, 1)
+        done = fit_head_and_layer_mix_(cast(Classifier, model), THREE_CLASSES, labelled(class_R), None, 1)
         assert done.l2 in PENALTIES
         assert done.n_rows == N
         assert f"{done.score:.4f}" in done.describe()
@@ -220,7 +220,7 @@ def test_a_mix_finds_the_layer_that_tells_the_classes(rows, telling):
     layers_LRF = torch.from_numpy(np.random.default_rng(2).normal(size=(3, N, F)))
     layers_LRF[telling] = torch.from_numpy(features)
     model = MixedModel(layers_LRF)
-    fit_head_(cast(Classifier, model), THREE_CLASSES, labelled(class_R), 1.0, 1)
+    fit_head_and_layer_mix_(cast(Classifier, model), THREE_CLASSES, labelled(class_R), 1.0, 1)
     assert model.mix.scalars_L.softmax(0)[telling] > 0.6
 
 
@@ -230,7 +230,7 @@ def test_a_mix_is_fitted_at_least_as_well_as_any_layer_of_it(rows):
     layers_LRF = torch.from_numpy(np.stack([features * rng.random(F) + rng.normal(size=(N, F)) for _ in range(3)]))
 
     def total(model: "MixedModel") -> float:
-        done = fit_head_(cast(Classifier, model), THREE_CLASSES, labelled(class_R), 1.0, 1)
+        done = fit_head_and_layer_mix_(cast(Classifier, model), THREE_CLASSES, labelled(class_R), 1.0, 1)
         scale_R = np.square(model.head_feature_vectors(labelled(class_R))).sum(1).mean()
         return done.loss * N + float(scale_R * model.head.weight.detach().double().square().sum()) / 2
 
@@ -264,9 +264,9 @@ def test_a_naive_bayes_head_that_is_fitted_without_it_is_logistic_regression(mon
     class_R = rng.integers(0, 3, 60)
     tokens_RT = torch.from_numpy(rng.integers(0, 20, (60, 8)) // (1 + class_R[:, None]))
     batch = Batch(tokens_RT, labels_B=torch.from_numpy(class_R))
-    model.fit_counted_weights_([batch])
+    model.fit_idf_and_log_ratios_([batch])
     monkeypatch.setattr(HeadFittingProblem, "choose_penalty", lambda *_: ChosenPenalty(0.1, from_naive_bayes=False))
-    fit_head_(model, THREE_CLASSES, [batch], None, 1)
+    fit_head_and_layer_mix_(model, THREE_CLASSES, [batch], None, 1)
     x_RF = model.head_feature_vectors([batch]).toarray()
     x_RF /= np.sqrt(np.square(x_RF).sum() / 60)
     expected_RC = LogisticRegression(C=10.0, tol=1e-9, max_iter=10_000).fit(x_RF, class_R).predict_proba(x_RF)

@@ -262,7 +262,7 @@ def test_a_changed_digit_is_found_by_the_checksum(name: str, work: Work) -> None
 
 def test_a_damaged_checkpoint_of_a_base_is_told(work: Work, tmp_path: Path) -> None:
     work.pretrain()
-    best = Run.open(work.run()).find_best_checkpoint()[0].path
+    best = Run.open(work.run()).find_best_or_newest_checkpoint()[0].path
     (best / "MANIFEST.json").write_bytes(b"damaged")
     told = warnings_in(work.pretrain(name="further", source=work.run()))
     assert any(best.name in warning for warning in told)
@@ -317,7 +317,7 @@ def test_the_loss_of_useless_weights_is_null_and_an_error(work: Work) -> None:
 def test_what_a_full_disk_leaves_is_said_truly(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full from each write on, from the first to the last."""
     settings = ("training.steps=4", "evaluation.every=2", "checkpoint.every=2")
-    genuine, written = durable.write_new_file, []
+    genuine, written = durable.write_and_sync_new_file, []
 
     def told_when_full_after(limit: int, name: str) -> list[str]:
         def write_new(path: Path, chunks: Any) -> None:
@@ -328,7 +328,7 @@ def test_what_a_full_disk_leaves_is_said_truly(work: Work, monkeypatch: pytest.M
 
         written.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(durable, "write_new_file", write_new)
+            patch.setattr(durable, "write_and_sync_new_file", write_new)
             try:
                 return warnings_in(work.pretrain(*settings, name=name))
             except ResourceError as error:

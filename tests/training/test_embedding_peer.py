@@ -57,7 +57,10 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers(
         objective = build_objective(recipe.with_unvalidated_values({"objective": spec}), loaded.tokenizer)
         examples = []
         for row, similarity in zip(texts(n_texts), SIMILARITIES, strict=True):
-            parts = [loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text))])[0] for text in row]
+            parts = [
+                loaded.prompt_format.encode_and_truncate_row([np.array(loaded.tokenizer.encode(text))])[0]
+                for text in row
+            ]
             segments = np.repeat(np.arange(n_texts), [len(part) for part in parts])
             label = np.array([similarity]) if name == "scored" else None
             rng = np.random.default_rng(0)

@@ -148,7 +148,7 @@ def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest
     work.pretrain(*BERT, "training.steps=1", "evaluation.tokens=65")
     loaded = load_run(str(work.run()))
     _, data = tokenize_training_text(loaded.recipe, loaded.tokenizer, World(), no_report)
-    data.make_examples(loaded.objective)
+    data.make_training_examples(loaded.objective)
 
     def validate(world: World) -> ValidationResult:
         return data.validate(loaded.model, loaded.objective, replace(CPU, world=world))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.apps.sweeping.sweep import SweepArguments
+from lmtool.apps.sweeping.sweep import SharedRunArguments
 from lmtool.data.survey import no_progress
 from lmtool.recipe.load import parse_settings
 from lmtool.training import finetuning
@@ -68,7 +68,7 @@ def test_words_and_characters_are_taken_where_no_rows_are_held_out(
 ) -> None:
     """A score by cross-validation is then of all that was chosen."""
     path = table(folder / "rows.csv", n_rows, "order")
-    monkeypatch.delattr(finetuning, "cross_validate_features")
+    monkeypatch.delattr(finetuning, "compute_cross_validation_losses")
     plan = planned(path, *settings)
     assert f"a linear model of {FEATURE_NAMES[1]} (" in plan.choice
     assert plan.resolved.recipe.model.word_buckets
@@ -97,10 +97,10 @@ def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(
     path = str(table(folder / "rows.csv", 600, telling))
     alone = planned(path, "model.buckets=2000", "seed=2")
     stages = []
-    typed = SweepArguments([path], None, None, ["model.buckets=2000"])
+    typed = SharedRunArguments([path], None, None, ["model.buckets=2000"])
     typed, told = typed.resolve_for_all_runs({"seed": ["1", "2"]}, lambda *progress: stages.append(progress))
     assert stages == [("choosing features", 0, 2), ("choosing features", 1, 2)]
-    monkeypatch.delattr(finetuning, "cross_validate_features")
+    monkeypatch.delattr(finetuning, "compute_cross_validation_losses")
     assert typed.resolve_recipe({"seed": "2"}).model_dump() == alone.resolved.recipe.model_dump()
     words = typed.build_command({"seed": "2"})
     assert words[:3] == ["lmtool", "finetune", path]
@@ -111,7 +111,9 @@ def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(
 
 def test_a_sweep_over_features_chooses_none(folder: Path) -> None:
     path = str(table(folder / "rows.csv", 600, "ending"))
-    typed, _ = SweepArguments([path], None, None, []).resolve_for_all_runs({"model.ngrams": ["1", "2"]}, pytest.fail)
+    typed, _ = SharedRunArguments([path], None, None, []).resolve_for_all_runs(
+        {"model.ngrams": ["1", "2"]}, pytest.fail
+    )
     assert typed.fixed_settings == []
 
 
@@ -128,10 +130,10 @@ def test_a_sweep_compares_settings_on_rows_that_are_held_out(folder: Path, recip
     path = str(table(folder / "rows.csv", 200, "ending"))
     assert not planned(path, recipe=recipe).resolved.recipe.data.holds_out
     axes = {"optimizer.l2": ["0.1", "10"]}
-    typed, told = SweepArguments([path], None, recipe, []).resolve_for_all_runs(axes, no_progress)
+    typed, told = SharedRunArguments([path], None, recipe, []).resolve_for_all_runs(axes, no_progress)
     assert typed.resolve_recipe({}).data.valid_fraction == 0.25
     assert told.splitlines()[-1].startswith("a quarter of the rows is held out, to compare settings")
     for fixed in (["data.valid_fraction=0"], [f"data.valid=[{path}]"]):
-        named, told = SweepArguments([path], None, recipe, fixed).resolve_for_all_runs(axes, no_progress)
+        named, told = SharedRunArguments([path], None, recipe, fixed).resolve_for_all_runs(axes, no_progress)
         assert named.fixed_settings[-1:] == fixed
         assert "a quarter" not in told

@@ -171,7 +171,7 @@ def refuses(steps: Any, step: int, trainer: Trainer) -> NumericalError:
     assert caught.value.exit_code == 6
     assert len(caught.value.lines()) == 3
     assert f" of step {step} is " in caught.value.what
-    named = trainer.examples.find_document_numbers(np.arange(8 * (step - 1), 8 * step))
+    named = trainer.examples.list_distinct_document_numbers(np.arange(8 * (step - 1), 8 * step))
     assert ", ".join(map(str, named[:8])) in caught.value.where
     assert ("..." in caught.value.where) == (len(named) > 8)
     assert_same(before, trainer.everything())
@@ -212,7 +212,7 @@ def test_the_documents_of_a_batch_are_those_it_is_cut_from() -> None:
             begin, end = trainer.store.document_range(number)
             if begin < start + 13 and start < end:
                 touched.add(number)
-    assert trainer.examples.find_document_numbers(sample_S) == sorted(touched)
+    assert trainer.examples.list_distinct_document_numbers(sample_S) == sorted(touched)
 
 
 def float16_trainer(*spells: tuple[int, bool]) -> Trainer:

@@ -16,7 +16,7 @@ from lmtool.compute.processes import World
 from lmtool.model import build
 from lmtool.objective.contrastive import (
     EmbeddingObjective,
-    RowVectors,
+    RowVectorsAndAuxiliary,
     WholeBatchObjective,
     compute_vector_gradients,
     surrogate_loss,
@@ -107,7 +107,7 @@ def test_every_weight_that_vectors_depend_on_is_trained() -> None:
 class Recording(EmbeddingObjective):
     """Remembers the vectors of each pass."""
 
-    def embed_rows(self, model: Any, batch: Any) -> RowVectors:
+    def embed_rows(self, model: Any, batch: Any) -> RowVectorsAndAuxiliary:
         found = super().embed_rows(model, batch)
         SEEN.append(found.vectors_NKD.detach().clone())
         return found
@@ -137,7 +137,7 @@ def test_both_passes_drop_the_same() -> None:
 class Sharing(World):
     """One of several processes, which knows what all say: `said` has the vectors and the answers of each."""
 
-    said: Sequence[tuple[RowVectors, Tensor | None]] = ()
+    said: Sequence[tuple[RowVectorsAndAuxiliary, Tensor | None]] = ()
 
     def gather_arrays(self, arrays: Mapping[int, NDArray[Any]], n: int, dtype: DTypeLike) -> list[NDArray[Any]]:
         parts = [np.asarray(vectors.vectors_NKD.detach().flatten(1)) for vectors, _ in self.said]
@@ -156,7 +156,7 @@ def test_two_processes_add_up_to_one(loss: str) -> None:
     model = build(recipe.model, tiny.VOCAB).double()
     rows = [row.to_example() for row in rows_of(loss, BATCH)]
 
-    def vectors(part: slice) -> tuple[RowVectors, Tensor | None]:
+    def vectors(part: slice) -> tuple[RowVectorsAndAuxiliary, Tensor | None]:
         batch = learnt.collate(rows[part])
         return learnt.embed_rows(model, batch), learnt.row_labels(batch)
 

@@ -54,20 +54,20 @@ def pretrained(work: Work, settings: list[Setting], name: str, source: str | Non
 def test_texts_have_their_shares(work: Work) -> None:
     data = prepared(work)
     tokenizer = data.prompt_format.tokenizer
-    examples = data.make_examples(data.objective)
+    examples = data.make_training_examples(data.objective)
     read = [tokenizer.decode(one.tokens.tolist()) for one in examples.read(np.arange(1000))]
     assert [sum(case(text) == text for text in read) for case in (str.upper, str.lower)] == [250, 750]
     again = examples.read(np.array([999, 3]))
     assert [tokenizer.decode(one.tokens.tolist()) for one in again] == [read[999], read[3]]
     assert "75 % " in data.description_lines[0]
-    found = examples.find_document_numbers(np.arange(1000))
+    found = examples.list_distinct_document_numbers(np.arange(1000))
     assert (found[0], found[-1]) == (0, 60 + 2 * 30 - 12 - 1)
 
 
 def test_every_text_is_read_as_often_as_it_takes(work: Work) -> None:
     """A text of few windows is read again, shuffled anew, while the other is not at its end."""
     data = prepared(work, web=1, code=9)
-    examples = data.make_examples(data.objective)
+    examples = data.make_training_examples(data.objective)
     read = [tuple(one.tokens.tolist()) for one in examples.read(np.arange(2 * examples.per_epoch))]
     assert len(set(read)) < len(read)
 
@@ -111,7 +111,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def streamed(data: TextData, *marks: StreamPosition) -> Iterator[StreamedMixture]:
     with data.open_streams_for_training(CPU, marks):
-        examples = data.make_examples(data.objective)
+        examples = data.make_training_examples(data.objective)
         assert isinstance(examples, StreamedMixture)
         yield examples
 
@@ -131,7 +131,7 @@ def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) 
         tokens(examples, 0, sample)
         marks = examples.stream_positions_before(sample)
         expected = tokens(examples, sample, sample + 80)
-        numbers = examples.find_document_numbers(np.arange(sample + 72, sample + 80))
+        numbers = examples.list_distinct_document_numbers(np.arange(sample + 72, sample + 80))
     assert numbers == sorted(set(numbers))
     assert "10 % " in data.description_lines[0]
     with streamed(data, *marks) as examples:

@@ -111,6 +111,6 @@ def test_it_is_not_known_where_weights_are_frozen_or_rows_are_of_a_table(
 def test_the_peak_follows_from_the_name_of_the_gpu_and_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     gpu = torch.device("cuda", 0)
-    assert ExecutionContext(gpu, "bfloat16", World(size=2)).peak_flops == 2 * 989e12
-    assert ExecutionContext(gpu, "float32").peak_flops is None
-    assert ExecutionContext(torch.device("cpu"), "bfloat16").peak_flops is None
+    assert ExecutionContext(gpu, "bfloat16", World(size=2)).total_peak_flops == 2 * 989e12
+    assert ExecutionContext(gpu, "float32").total_peak_flops is None
+    assert ExecutionContext(torch.device("cpu"), "bfloat16").total_peak_flops is None

@@ -320,7 +320,7 @@ def test_a_disk_that_is_full_for_a_while_is_survived_and_at_the_end_it_is_an_err
 ) -> None:
     """Full while the checkpoints of these steps are written."""
     work.pretrain(*how, name="whole")
-    genuine = durable.write_new_file
+    genuine = durable.write_and_sync_new_file
 
     def write_new(path: Path, chunks: Any) -> None:
         if path.parent.name in {f".tmp-step-{step:06d}" for step in full} and path.name.startswith("opt"):
@@ -329,7 +329,7 @@ def test_a_disk_that_is_full_for_a_while_is_survived_and_at_the_end_it_is_an_err
         genuine(path, chunks)
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "write_new_file", write_new)
+        patch.setattr(durable, "write_and_sync_new_file", write_new)
         if 12 in full:
             with pytest.raises(ResourceError, match="cannot save the checkpoint of step 12: No space left") as caught:
                 work.pretrain(*how)
@@ -350,7 +350,7 @@ def test_a_disk_that_is_full_for_a_while_is_survived_and_at_the_end_it_is_an_err
 def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint of step 2 is not written before step 3 is done, which does not change what is in it."""
     work.pretrain(name="whole")
-    genuine, third_step, calls = durable.write_new_file, threading.Event(), 0
+    genuine, third_step, calls = durable.write_and_sync_new_file, threading.Event(), 0
 
     def write_new(path: Path, chunks: Any) -> None:
         if path.parent.name == ".tmp-step-000002":
@@ -364,7 +364,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch:
             third_step.set()
         return False
 
-    monkeypatch.setattr(durable, "write_new_file", write_new)
+    monkeypatch.setattr(durable, "write_and_sync_new_file", write_new)
     told = [
         event.step.step if isinstance(event, StepCompleted) else event.path.name
         for event in work.pretrain(BACKGROUND, "checkpoint.keep_last=9", stop=stop)

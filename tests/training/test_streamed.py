@@ -22,7 +22,7 @@ from lmtool.compute.processes import World
 from lmtool.data import blocks, streaming
 from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BackgroundBlockTokenizer
 from lmtool.data.corpus import DocumentChunk
-from lmtool.data.streaming import BlockPosition
+from lmtool.data.streaming import BlockStart
 from lmtool.errors import CheckpointError, DataError, ResourceError
 from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel
@@ -78,7 +78,7 @@ def pretrained(work: Work, *overrides: str, name: str = "run", **options: Any) -
 
 
 def examples_of(data: TextData) -> StreamedWindows:
-    examples = data.make_examples(data.objective)
+    examples = data.make_training_examples(data.objective)
     assert isinstance(examples, StreamedWindows)
     return examples
 
@@ -120,7 +120,7 @@ def test_every_document_is_read_once_a_turn_and_none_that_is_held_out(data: Text
     assert turns == 3 * [Counter(every - held_out)]
 
 
-def _place(blocks: BackgroundBlockTokenizer, number: int) -> BlockPosition:
+def _place(blocks: BackgroundBlockTokenizer, number: int) -> BlockStart:
     blocks.wait_for_store(number)
     return blocks.block_position(number)
 
@@ -157,7 +157,7 @@ def test_threads_open_each_block_once(data: TextData, monkeypatch: pytest.Monkey
             (texts_of(data, alone, np.arange(at, at + 8)), alone.stream_position_before(at + 8))
             for at in range(0, 640, 8)
         ]
-        documents = alone.find_document_numbers(np.arange(600, 640))
+        documents = alone.list_distinct_document_numbers(np.arange(600, 640))
     find = BackgroundBlockTokenizer.wait_for_store
 
     def slowly(self: BackgroundBlockTokenizer, number: int) -> Any:
@@ -173,7 +173,7 @@ def test_threads_open_each_block_once(data: TextData, monkeypatch: pytest.Monkey
             marking = [threads.submit(examples.stream_position_before, at + 8) for _ in range(2)]
             assert [one.result() for one in marking] == [mark] * 2
             assert reading.result() == texts
-        assert examples.find_document_numbers(np.arange(600, 640)) == documents
+        assert examples.list_distinct_document_numbers(np.arange(600, 640)) == documents
 
 
 def test_a_process_that_waits_is_told_when_the_one_that_tokenizes_ends(data: TextData) -> None:
@@ -294,7 +294,7 @@ def test_a_full_disk_ends_the_run(data: TextData, monkeypatch: pytest.MonkeyPatc
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("lmtool.storage.durable.write_new_file", full)
+    monkeypatch.setattr("lmtool.storage.durable.write_and_sync_new_file", full)
     with data.open_streams_for_training(CPU), refuses("no_space"):
         examples_of(data).read(np.arange(3000))
 

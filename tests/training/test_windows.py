@@ -60,7 +60,7 @@ def test_a_pair_is_cut_from_one_document_or_from_two(lengths: list[int], length:
             assert part[-1] in document
         if example.second_follows:
             assert second[0] == first[-1] + 1
-        assert set(examples.find_document_numbers(np.array([number]))) == {own, other}
+        assert set(examples.list_distinct_document_numbers(np.array([number]))) == {own, other}
 
 
 @pytest.mark.slow
@@ -166,13 +166,15 @@ def test_rows_of_isolated_documents_begin_with_whole_documents(lengths: list[int
             assert found
             touched.add(found[0] if len(found) == 1 else -1)
             left = left[len(whole[found[0]]) :]
-        assert touched - {-1} <= set(rows.find_document_numbers(np.array([number])))
+        assert touched - {-1} <= set(rows.list_distinct_document_numbers(np.array([number])))
 
 
 def test_isolated_documents_are_drawn_equally_often_in_another_order_each_epoch() -> None:
     rows = rows_of([6] * 64, 33)
     assert rows.per_epoch == 16
-    epochs = [[rows.find_document_numbers(np.array([16 * epoch + row])) for row in range(16)] for epoch in range(60)]
+    epochs = [
+        [rows.list_distinct_document_numbers(np.array([16 * epoch + row])) for row in range(16)] for epoch in range(60)
+    ]
     assert epochs[0] != epochs[1]
     counts = Counter(number for epoch in epochs for row in epoch for number in row)
     # four whole documents and the first token of a fifth in each row
@@ -183,7 +185,7 @@ def test_isolated_documents_are_drawn_equally_often_in_another_order_each_epoch(
 
 def test_neighbors_in_a_list_are_in_different_rows() -> None:
     rows = rows_of([6] * 400, 33)
-    together = [rows.find_document_numbers(np.array([row])) for row in range(rows.per_epoch)]
+    together = [rows.list_distinct_document_numbers(np.array([row])) for row in range(rows.per_epoch)]
     adjacent = sum(b - a == 1 for row in together for a, b in pairwise(row))
     assert adjacent < 0.1 * sum(len(row) - 1 for row in together)
 

@@ -60,7 +60,7 @@ CACHE_KINDS = {
 
 
 @dataclass(frozen=True)
-class DiskCacheEntry:
+class CacheEntryInfo:
     """A file or folder of the cache. used: when it was last read or written, as far as the file system notes it."""
 
     kind: str
@@ -70,7 +70,7 @@ class DiskCacheEntry:
     last_used: datetime
 
 
-def describe_cache_entry(entry: DiskCacheEntry) -> str:
+def describe_cache_entry(entry: CacheEntryInfo) -> str:
     """Returns the name of an entry; for tokens its beginning, and the number of tokens and documents."""
     name = entry.path.name
     if entry.kind != "tokens":
@@ -83,7 +83,7 @@ def describe_cache_entry(entry: DiskCacheEntry) -> str:
         return f"{name[:12]}: unfinished, or damaged"
 
 
-def find_cache_entries(kinds: Sequence[str] = (), unused_for: timedelta | None = None) -> list[DiskCacheEntry]:
+def find_cache_entries(kinds: Sequence[str] = (), unused_for: timedelta | None = None) -> list[CacheEntryInfo]:
     """Returns the entries of the cache, of all kinds by default, the last used first.
 
     unused_for: omits entries that were used later. A folder of the cache that is a link has no entries.
@@ -99,7 +99,7 @@ def find_cache_entries(kinds: Sequence[str] = (), unused_for: timedelta | None =
     return sorted(found, key=lambda entry: entry.last_used, reverse=True)
 
 
-def remove_cache_entry_or_explain(entry: DiskCacheEntry) -> str:
+def remove_cache_entry_or_explain(entry: CacheEntryInfo) -> str:
     """Removes an entry unless a process creates it or a run needs it; returns why it stays, or "".
 
     Raises ResourceError when it cannot be removed.
@@ -117,7 +117,7 @@ def remove_cache_entry_or_explain(entry: DiskCacheEntry) -> str:
     return ""
 
 
-def _iterate_cache_entries(kind: str) -> Iterator[DiskCacheEntry]:
+def _iterate_cache_entries(kind: str) -> Iterator[CacheEntryInfo]:
     folder = durable.cache_folder() / CACHE_KINDS[kind].folder
     with suppress(OSError):
         if folder.is_symlink():
@@ -133,7 +133,7 @@ def _iterate_cache_entries(kind: str) -> Iterator[DiskCacheEntry]:
             else:
                 continue
             with suppress(FileNotFoundError):  # a process has removed it since
-                yield DiskCacheEntry(kind, path, lock, *_size_and_last_use(path))
+                yield CacheEntryInfo(kind, path, lock, *_size_and_last_use(path))
 
 
 def _size_and_last_use(path: Path) -> tuple[int, datetime]:

@@ -20,7 +20,7 @@ from lmtool.generation.model_runner import ModelRunner
 from lmtool.model import LanguageModel, build
 from lmtool.model.language_model import DecodeState
 from lmtool.model.packed import pack_weights_, quantize_weights_
-from lmtool.objective.cross_entropy import chunked_cross_entropy
+from lmtool.objective.cross_entropy import sum_cross_entropy_in_chunks
 from lmtool.recipe.spec.transformer import Transformer
 
 MODEL_SPEC: dict[str, Any] = {
@@ -90,9 +90,9 @@ def _list_fast_path_pairs(device: torch.device) -> dict[str, Callable[[], FastAn
         ways["training step by kernels, float32 beside float64"] = partial(_pair_gradients_with_float64, device)
     if device.type in gpu.GRAPH_DEVICES:
         ways["captured steps"] = partial(_pair_decoding_steps, device, None)
-    ways["compiled model"] = partial(_pair_compiled_model, device, {})
+    ways["compiled model"] = partial(_pair_compiled_forward, device, {})
     if device.type in gpu.FLEX_DEVICES:
-        ways["compiled model with FlexAttention"] = partial(_pair_compiled_model, device, WINDOW)
+        ways["compiled model with FlexAttention"] = partial(_pair_compiled_forward, device, WINDOW)
     if device.type in gpu.FUSED_DEVICES:
         ways["fused AdamW"] = partial(_pair_fused_adamw, device)
     return ways
@@ -111,7 +111,7 @@ def _pair_packed_model(device: torch.device, precision: str) -> FastAndPlainComp
     fast = copy.deepcopy(plain)
     pack_weights_(fast, precision, device)
     if precision in ("int8", "int4"):
-        quantize_weights_(plain, precision, keep_dtype=True)
+        quantize_weights_(plain, precision, store_dequantized=True)
 
     def compute(model: LanguageModel, precision: str) -> Tensor:
         with ExecutionContext(device, precision).autocast():
@@ -127,16 +127,18 @@ def _pair_decoding_steps(device: torch.device, precision: str | None) -> FastAnd
         pack_weights_(model, precision, device)
 
     def compute(step: Callable[[list[int], DecodeState], tuple[Tensor, DecodeState]]) -> Tensor:
-        hidden, state = model.forward_incremental(tokens[:, :16], model.initial_state(Batch(tokens[:, :16])))
+        hidden, state = model.compute_hidden_states_incrementally(
+            tokens[:, :16], model.initial_state(Batch(tokens[:, :16]))
+        )
         for token in tokens[0, 16:].tolist():
             hidden, state = step([token], state)
         return hidden
 
     def step(row: list[int], state: DecodeState) -> tuple[Tensor, DecodeState]:
-        hidden, state = model.forward_incremental(torch.tensor([row], device=device), state)
+        hidden, state = model.compute_hidden_states_incrementally(torch.tensor([row], device=device), state)
         return hidden[:, -1], state
 
-    return partial(compute, ModelRunner(model).decode_step), partial(compute, step)
+    return partial(compute, ModelRunner(model).decode_step_to_hidden_), partial(compute, step)
 
 
 def _pair_kernel_with_float64(operator_name: str) -> FastAndPlainComputation:
@@ -155,13 +157,13 @@ def _pair_gradients_with_float64(device: torch.device) -> FastAndPlainComputatio
 
     def compute(model: LanguageModel) -> Tensor:
         with torch.enable_grad():
-            loss = chunked_cross_entropy(model, model(Batch(tokens)).hidden_BTD[0], tokens[0])
+            loss = sum_cross_entropy_in_chunks(model, model(Batch(tokens)).hidden_BTD[0], tokens[0])
             return torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(model.parameters()))])
 
     return partial(compute, copy.deepcopy(plain)), partial(compute, plain.double())
 
 
-def _pair_compiled_model(device: torch.device, spec_changes: dict[str, Any]) -> FastAndPlainComputation:
+def _pair_compiled_forward(device: torch.device, spec_changes: dict[str, Any]) -> FastAndPlainComputation:
     plain, batch = _build_model(device, **spec_changes), Batch(_random_tokens(device, MODEL_SPEC["context"]))
     fast = copy.deepcopy(plain)
     fast.compile()

@@ -81,7 +81,7 @@ class ActiveLearningSession:
         with self._lock:
             return {i: past[-1] for i, past in enumerate(self._past) if past[-1] is not None}
 
-    def row_to_json(self, row_index: int) -> dict[str, Any]:
+    def row_and_version_to_json(self, row_index: int) -> dict[str, Any]:
         """Returns a row, its labels, and its version, which an answer to it must name."""
         row, texts = self.table.rows[row_index]
         labels, version = self._past[row_index][-1], len(self._past[row_index]) - 1
@@ -99,7 +99,10 @@ class ActiveLearningSession:
                 held = min(opened, key={*self._held.values()}.__contains__, default=None)
             if held is not None:
                 self._held[window_id] = held
-            return {"row": None if held is None else self.row_to_json(held), **self.progress_with_doubted_answers()}
+            return {
+                "row": None if held is None else self.row_and_version_to_json(held),
+                **self.progress_with_doubted_answers(),
+            }
 
     def save_answer_and_assign_next(
         self, window_id: str, row_index: int, version: int, labels: list[str] | None
@@ -117,7 +120,7 @@ class ActiveLearningSession:
             if not 0 <= row_index < len(self._past):
                 raise BadRequest(404, "there is no such row", param="row")
             if version != len(self._past[row_index]) - 1:
-                raise RowVersionConflict(self.row_to_json(row_index))
+                raise RowVersionConflict(self.row_and_version_to_json(row_index))
             entry = {"row": row_index, "labels": names}
             self._journal.append_and_sync(entry)
             self._apply_entry(entry)
@@ -128,7 +131,7 @@ class ActiveLearningSession:
         """Returns rows that contain all words of a text, in any case."""
         words, rows = text.casefold().split(), enumerate(self.table.rows)
         hits = (i for i, (_, texts) in rows if all(word in " ".join(texts).casefold() for word in words))
-        return [self.row_to_json(i) for i in islice(hits, MAX_LISTED_ROWS)]
+        return [self.row_and_version_to_json(i) for i in islice(hits, MAX_LISTED_ROWS)]
 
     def to_record(self) -> dict[str, Any]:
         """Returns how many rows have an answer, and the estimated accuracy of a model of them, as JSON values."""
@@ -140,7 +143,7 @@ class ActiveLearningSession:
         with self._lock:
             counts = Counter(chain.from_iterable(self.answers().values()))
             doubted = [(i, names) for i, names in self.wrong if self._past[i].count(self._past[i][-1]) == 1]
-            wrong = [{**self.row_to_json(i), "suggested": names} for i, names in doubted[:MAX_LISTED_ROWS]]
+            wrong = [{**self.row_and_version_to_json(i), "suggested": names} for i, names in doubted[:MAX_LISTED_ROWS]]
             classes = [[name, counts[name]] for name in self.classes]
         return {**self.to_record(), "multi": self.table.multi_label, "classes": classes, "wrong": wrong}
 
@@ -185,11 +188,11 @@ class ActiveLearningSession:
         while self._changed.wait() and not self._ends:
             self._changed.clear()
             try:
-                self.update_queue_and_estimates()
+                self.fit_and_update_queue_and_estimates()
             except Exception:
                 log.exception("nothing was learned of the answers")
 
-    def update_queue_and_estimates(self) -> None:
+    def fit_and_update_queue_and_estimates(self) -> None:
         """Fits a model of the answers, chooses the next rows, estimates its accuracy, and looks for wrong answers."""
         answers = self.answers()
         if len(answers) < MIN_ANSWERS_TO_LEARN or len({*answers.values()}) == 1:
@@ -199,7 +202,7 @@ class ActiveLearningSession:
         option_NJ, n_options = (has_NC, 2) if self.table.multi_label else (has_NC.argmax(1)[:, None], len(classes))
         if left := [i for i in self._order if self._is_unanswered(i)][:MAX_CANDIDATES]:
             p_QJK = learning.fit_and_predict_probabilities(known_NF, option_NJ, self._features[left], n_options)
-            self._queue = [left[k] for k in learning.rank_rows_by_uncertainty(p_QJK)]
+            self._queue = [left[k] for k in learning.rank_rows_by_margin(p_QJK)]
         if len(answers) < MIN_ANSWERS_TO_ESTIMATE:
             return
         from scipy.stats import binomtest

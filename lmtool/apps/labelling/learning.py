@@ -49,7 +49,7 @@ def fit_and_predict_probabilities(
     """
     from sklearn.linear_model import LogisticRegression
 
-    known_NF, row_QF = _project_to_span_of_known(known_NF, row_QF)
+    known_NF, row_QF = _project_both_to_known_span(known_NF, row_QF)
     p_QJK = np.zeros((row_QF.shape[0], option_NJ.shape[1], n_options))
     for j, option_N in enumerate(option_NJ.T):
         if len(chosen := np.unique(option_N)) == 1:
@@ -62,7 +62,7 @@ def fit_and_predict_probabilities(
     return p_QJK
 
 
-def _project_to_span_of_known(known_NF: RowFeatures, row_QF: RowFeatures) -> tuple[RowFeatures, RowFeatures]:
+def _project_both_to_known_span(known_NF: RowFeatures, row_QF: RowFeatures) -> tuple[RowFeatures, RowFeatures]:
     """Projects rows to a basis of the answered rows if these are fewer than features, to fit a model much faster.
 
     The weights of the best model are a sum of answered rows, so the model in an orthonormal basis of these, from the
@@ -95,7 +95,7 @@ def select_diverse_rows(row_QF: RowFeatures, k: int) -> list[int]:
     return [*dict.fromkeys(kmeans_plusplus(row_QF, min(k, row_QF.shape[0]), random_state=0)[1].tolist())]
 
 
-def rank_rows_by_uncertainty(p_QJK: Floats) -> Ints:
+def rank_rows_by_margin(p_QJK: Floats) -> Ints:
     """Ranks all rows (Q), first those with the smallest margin between the two most probable options of a choice.
 
     Scheffer et al. 2001.

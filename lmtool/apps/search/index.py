@@ -41,7 +41,7 @@ from lmtool.evaluation.embedding import Vectors, embed, embed_to_unit_vectors, n
 from lmtool.interop.resolve import import_if_published_without_download, resolve_reference
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Classification
-from lmtool.runs.load import LoadedModel, load_for_inference
+from lmtool.runs.load import LoadedModel, load_packed_for_inference
 from lmtool.storage import durable
 from lmtool.storage.checksum import xxh3
 from lmtool.tasks.metrics import find_positive_class_index
@@ -186,13 +186,13 @@ def open_index(
     compute, index = configure_compute(device, "float32"), Index(Path(path))
     try:
         run_path = resolve_reference(run) if run else import_if_published_without_download(index.run)
-        index.set_model(load_for_inference(run_path, compute))
+        index.set_model(load_packed_for_inference(run_path, compute))
     except LmtoolError as error:
         if run is None and error.code == "run_not_found":
             error.fix = f"the index {path} is of it: name it where it is now, --run RUN, or make a new index"
         raise
     if rerank is not None:
-        index.ranker = make_cross_encoder(load_for_inference(resolve_reference(rerank), compute))
+        index.ranker = make_cross_encoder(load_packed_for_inference(resolve_reference(rerank), compute))
     return index
 
 
@@ -234,7 +234,7 @@ def add_or_replace_texts(path: Path, loaded: LoadedModel, entries: Sequence[Entr
             closing(sqlite3.connect(new / TEXTS)) as db,
             db,
         ):
-            durable.write_new_file(new / VECTORS, vectors_1D.tobytes())
+            durable.write_and_sync_new_file(new / VECTORS, vectors_1D.tobytes())
             db.executescript(SCHEMA)
             model = f"{loaded.run_path}@{loaded.step}", loaded.checkpoint_hash, vectors_1D.size
             db.execute("INSERT INTO model VALUES (?, ?, ?)", model)

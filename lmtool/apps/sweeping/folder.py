@@ -32,7 +32,7 @@ def remove_sweep_files_and_empty_folder(folder: Path, log_files: Sequence[Path])
     log_files: logs of its runs. Raises ResourceError when a file cannot be removed.
     """
     fix = "change the permissions of this folder"
-    with convert_os_errors("the sweep cannot be removed", folder, fix, names_file=True):
+    with convert_os_errors("the sweep cannot be removed", folder, fix, use_error_filename=True):
         for path in (*log_files, folder / BEST_RECIPE_FILE, folder / SWEEP_PAGE_FILE):
             path.unlink(missing_ok=True)
         if is_empty := not os.listdir(folder):

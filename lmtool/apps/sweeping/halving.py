@@ -23,7 +23,7 @@ class Rung(NamedTuple):
     end_share: float
 
 
-class RunCost(NamedTuple):
+class RunSeconds(NamedTuple):
     """Seconds that a process needs in addition to its steps, twice if it measures the result; seconds of all steps."""
 
     start_seconds: float
@@ -36,7 +36,7 @@ class TrainableRuns(Protocol):
     def train(self, names: Sequence[str], end_share: float, max_seconds: float = math.inf) -> None:
         """Starts or continues runs up to a share of their steps, for at most `max_seconds`."""
 
-    def estimate_largest_cost(self, names: Sequence[str]) -> RunCost:
+    def estimate_largest_cost(self, names: Sequence[str]) -> RunSeconds:
         """Returns the largest cost of these runs so far."""
 
     def rank(self, names: Sequence[str]) -> list[str]:
@@ -54,7 +54,9 @@ def make_rungs(n_runs: int, n_parallel: int, n_halvings: int) -> list[Rung]:
     return [Rung(max(min(n_parallel, n_runs), math.ceil(n_runs / ETA**i)), share) for i, share in enumerate(shares)]
 
 
-def estimate_seconds_of_rungs(rungs: Sequence[Rung], n_parallel: int, cost: RunCost, done_share: float = 0.0) -> float:
+def estimate_seconds_of_rungs(
+    rungs: Sequence[Rung], n_parallel: int, cost: RunSeconds, done_share: float = 0.0
+) -> float:
     """Returns the seconds of rungs that train `n_parallel` runs at once. done_share: of the steps of every run."""
     begins = (done_share, *(rung.end_share for rung in rungs))
     batches = [math.ceil(rung.n_runs / n_parallel) for rung in rungs]
@@ -63,7 +65,9 @@ def estimate_seconds_of_rungs(rungs: Sequence[Rung], n_parallel: int, cost: RunC
     return steps + (sum(batches) + batches[-1]) * cost.start_seconds
 
 
-def plan_rungs(n_runs: int, n_parallel: int, seconds_left: float, cost: RunCost, done_share: float = 0.0) -> list[Rung]:
+def plan_rungs(
+    n_runs: int, n_parallel: int, seconds_left: float, cost: RunSeconds, done_share: float = 0.0
+) -> list[Rung]:
     """Returns rungs of as many runs, and then as few halvings, as the time allows; none if one run takes too long."""
     plans = (make_rungs(n, n_parallel, times) for n in range(n_runs, 0, -1) for times in range(count_halvings(n) + 1))
     planned_seconds = PLANNED_TIME_SHARE * seconds_left

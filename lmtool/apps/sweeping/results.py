@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from lmtool.apps.sweeping.folder import SWEEP_PAGE_HEADING
 from lmtool.apps.sweeping.grid import Axes, GridPoint, name_grid_point
-from lmtool.recipe.document import parse_scalar
+from lmtool.recipe.document import parse_plain_scalar
 from lmtool.report.charts import Line, LineChart, needs_log_scale
 from lmtool.report.page import N_COLOURS, Section, TableCell, figure, page, table
 from lmtool.report.training import render_loss_figure
@@ -122,7 +122,7 @@ def render_sweep_page(title: str, rows: Sequence[GridPointResults], axes: Axes) 
 
 
 def _parse_number(text: str) -> float | None:
-    return finite_number(parse_scalar(text))
+    return finite_number(parse_plain_scalar(text))
 
 
 def _plot_against_key(key: str, rows: Sequence[GridPointResults]) -> Markup:

@@ -22,7 +22,7 @@ from lmtool import system
 from lmtool.apps.sweeping import results
 from lmtool.apps.sweeping.folder import BEST_RECIPE_FILE, SWEEP_PAGE_FILE, SWEEP_PAGE_HEADING
 from lmtool.apps.sweeping.grid import Axes, GridPoint
-from lmtool.apps.sweeping.halving import RunCost
+from lmtool.apps.sweeping.halving import RunSeconds
 from lmtool.apps.sweeping.results import GridPointResults, RunOutcome
 from lmtool.compute.machine import count_cores, has_thread_setting
 from lmtool.data.files import find_files
@@ -33,7 +33,7 @@ from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.page import check_page_is_replaceable, write_page
 from lmtool.runs.checkpoint import list_checkpoints
-from lmtool.runs.creation import check_output_folder, has_checkpoint
+from lmtool.runs.creation import check_output_free_and_writable, has_checkpoint
 from lmtool.runs.directory import CANNOT_WRITE_OUTPUT, CHECKPOINTS, RECIPE, REPORT, RESULTS, Run
 from lmtool.runs.history import RunHistory, finite_number
 from lmtool.runs.listing import read_recipe_values
@@ -62,7 +62,7 @@ class EndedProcess(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SweepArguments:
+class SharedRunArguments:
     """The arguments of all runs of a sweep.
 
     source, recipe: see `plan_training_for_data`. fixed_settings: `KEY=VALUE` texts. table_settings: options
@@ -76,7 +76,7 @@ class SweepArguments:
     table_settings: Sequence[Setting] = ()
     subcommand: Literal["pretrain", "finetune"] | None = None
 
-    def resolve_for_all_runs(self, axes: Axes, report: Progress) -> "tuple[SweepArguments, str]":
+    def resolve_for_all_runs(self, axes: Axes, report: Progress) -> "tuple[SharedRunArguments, str]":
         """Resolves once what all runs share, such as features that are chosen.
 
         Returns arguments for all runs, and what was chosen, in lines. The new arguments name the run that is trained
@@ -163,7 +163,7 @@ class Sweep:
         if self.should_stop():
             raise KeyboardInterrupt
 
-    def estimate_largest_cost(self, names: Sequence[str]) -> RunCost:
+    def estimate_largest_cost(self, names: Sequence[str]) -> RunSeconds:
         """See `TrainableRuns`: by the seconds of the steps, and what the last processes took in addition."""
         total = 0.0
         for name, history in self._open_histories(names).items():
@@ -172,7 +172,7 @@ class Sweep:
             total = max(total, 1.2 * step_seconds / self.get_completed_share(name))
         processes = [self._last_processes.get(name, (0.0, 0.0)) for name in names]
         # no process starts in less than a second
-        return RunCost(max([1.0, *(seconds - share * total for seconds, share in processes)]), total or math.inf)
+        return RunSeconds(max([1.0, *(seconds - share * total for seconds, share in processes)]), total or math.inf)
 
     def rank(self, names: Sequence[str]) -> list[str]:
         """See `TrainableRuns`."""
@@ -217,10 +217,10 @@ class Sweep:
                 what, where = "the folder holds another run of this name", f"{name}: {shlex.join(session.command)}"
                 fix = "choose another folder with -o, or give the same data, recipe and keys to go on"
                 raise UsageError(what, where=where, fix=fix, code="output_exists")
-        check_output_folder(self.folder)
+        check_output_free_and_writable(self.folder)
         check_page_is_replaceable(self.folder / SWEEP_PAGE_FILE, SWEEP_PAGE_HEADING)
         if not (self.folder / SWEEP_PAGE_FILE).exists():
-            durable.check_path_is_free(self.folder / BEST_RECIPE_FILE)
+            durable.check_path_does_not_exist(self.folder / BEST_RECIPE_FILE)
         with durable.convert_write_errors(self.folder, CANNOT_WRITE_OUTPUT):
             self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -228,7 +228,7 @@ class Sweep:
         """Returns names of runs that a process has locked; those of a killed sweep are locked until they have saved."""
         return [name for name in self.points if is_run_locked(self.folder / name)]
 
-    def wait_until_runs_unlocked(self) -> None:
+    def wait_at_most_minute_for_unlock(self) -> None:
         """Waits at most a minute until no run is locked; those of a killed sweep finish a step, validate and save."""
         deadline = time.monotonic() + 60
         while self.list_locked_runs() and time.monotonic() < deadline:

@@ -72,7 +72,9 @@ def attention(
     shown = attended.part(kind)
     shown.head(layer, head)
     if output is not None:
-        write_page(output, render_attention_page(attended, decided, kind=kind, layer=layer, head=head))
+        write_page(
+            output, render_attention_page(attended, decided, initial_kind=kind, initial_layer=layer, initial_head=head)
+        )
     if npz is not None:
         attended.save_npz(npz)
     if as_json:

@@ -134,7 +134,7 @@ def _run_command(line: str, conversation: "Conversation") -> bool:
             eprint("the system message is set" if rest else "there is no system message now")
         case "/save" if rest:
             path = Path(os.path.expanduser(rest))  # that of Path raises for unknown users
-            conversation.save(path)
+            conversation.save_to_new_file(path)
             eprint(f"saved: {path}")
         case "/save":
             raise UsageError("/save needs a file name", fix="write /save FILE")
@@ -161,7 +161,7 @@ def _print_answer(conversation: "Conversation", text: str, stoppable: "Stoppable
     answer: Reply | None = None
     try:
         with stoppable():
-            answer = conversation.answer([message])
+            answer = conversation.send_messages([message])
             if answer.n_left:
                 left = format_count(conversation.n_left, "message")
                 eprint(f"the context is full: the model no longer reads the first {left}")

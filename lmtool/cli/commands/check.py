@@ -132,14 +132,14 @@ def _check_device(as_json: bool) -> None:
 
 def _check_subject(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "CheckResult":
     from lmtool.apps.checking import check as checking
-    from lmtool.tasks.subject import infer_subject
+    from lmtool.tasks.subject import infer_run_table_or_text
     from lmtool.training.finetuning import open_finetuning_tables
 
     recipe = _load_recipe(settings)
     data = recipe.data
     is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
-        match infer_subject(names, data, is_text=is_text, infer_labels_from_cells=True):
+        match infer_run_table_or_text(names, data, is_text=is_text, infer_labels_from_cells=True):
             case "run":
                 return checking.check_run(names[0], display.report)
             case "tokens":

@@ -66,6 +66,6 @@ def gradients(
                 raise UsageError(what, where="--beside", fix="name a run with the same tokenizer")
         if beside:
             value["beside"] = {name: flows[name].gradient._asdict() for name in [*flows][1:]}
-        curves = report.plot_gradient_flow(flows)
+        curves = report.plot_gradient_flow_through_time(flows)
     lines, page = partial(report.format_curve_lines, curves, loaded), partial(report.render_curves_page, curves, loaded)
     show_picture(lines, page, output, value if as_json else None)

@@ -65,7 +65,12 @@ def predict(
     """
     from lmtool.compute.processes import is_main_process
     from lmtool.data.stdin import temporary_table_file
-    from lmtool.data.table import format_csv_or_conll_rows, format_json_lines, format_json_list, write_table
+    from lmtool.data.table import (
+        format_csv_or_conll_rows,
+        format_json_lines,
+        format_json_list,
+        write_formatted_table_lines,
+    )
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import SamplingParams
     from lmtool.tasks import predict as predicting
@@ -131,7 +136,7 @@ def predict(
             for line in lines:
                 print_text(line, end="")
         else:
-            write_table(output, answers.table, lines)
+            write_formatted_table_lines(output, answers.table, lines)
     warn_of_skipped(answers.skipped)
     if prompt is not None:
         warn_of_cut_forms(params, reasons)

@@ -46,11 +46,11 @@ def pretrain(
     # mistakes are reported before anything heavy is imported
     check_settings(chosen) if source else resolve(recipe, chosen)
 
-    from lmtool.runs.creation import check_output_folder
+    from lmtool.runs.creation import check_output_free_and_writable
     from lmtool.training.plan import plan_pretraining
     from lmtool.training.train import train
 
-    check_output_folder(output, start_or_resume)  # before the text is read
+    check_output_free_and_writable(output, start_or_resume)  # before the text is read
     run_training(
         lambda session: train(plan_pretraining(source, recipe, chosen, session.report), session),
         quiet,

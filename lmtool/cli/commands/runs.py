@@ -31,7 +31,7 @@ from lmtool.errors import UsageError
 from lmtool.printable import format_count, printable
 
 if TYPE_CHECKING:
-    from lmtool.apps.checking.cache import DiskCacheEntry
+    from lmtool.apps.checking.cache import CacheEntryInfo
     from lmtool.recipe.spec.text import Data
     from lmtool.runs.directory import Run
     from lmtool.runs.listing import RunSummary
@@ -314,7 +314,7 @@ def rm(
         found = {name: find_sweep(name) for name in runs or ()}
         sweeps = {folder: list_sweep_runs(folder) for folder in found.values() if folder is not None}
         alone = [name for name, folder in found.items() if folder is None]
-        paths = removal.resolve_runs_to_remove([*alone, *(str(path) for inside in sweeps.values() for path in inside)])
+        paths = removal.resolve_removable_runs([*alone, *(str(path) for inside in sweeps.values() for path in inside)])
     else:
         paths = removal.find_removable_runs_older_than(removal.parse_age(older_than))
         if not paths:
@@ -404,7 +404,7 @@ def cache(
         print_lines(total)
 
 
-def _cache_rows(entries: "Sequence[DiskCacheEntry]", *, single: bool) -> list[list[str]]:
+def _cache_rows(entries: "Sequence[CacheEntryInfo]", *, single: bool) -> list[list[str]]:
     """Returns table rows for the entries of the cache, or for their kinds, the last used first."""
     from lmtool.apps.checking.cache import CACHE_KINDS, describe_cache_entry
 

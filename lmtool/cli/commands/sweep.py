@@ -73,14 +73,14 @@ def sweep(
 
     from lmtool.apps.sweeping.halving import train_by_halving
     from lmtool.apps.sweeping.results import get_validation_metric, make_results_table
-    from lmtool.apps.sweeping.sweep import Sweep, SweepArguments, default_n_parallel_runs
+    from lmtool.apps.sweeping.sweep import SharedRunArguments, Sweep, default_n_parallel_runs
     from lmtool.report.numbers import format_number
     from lmtool.runs.creation import make_run_path
 
     if twice := next((one for one in read_by if one.key in axes), None):
         raise UsageError(f"{twice.flag} and -s {twice.key} set the same key", fix="give one of them")
     with Display(True, quiet) as display:
-        typed = SweepArguments(data, source, recipe, fixed, read_by)
+        typed = SharedRunArguments(data, source, recipe, fixed, read_by)
         inputs, chosen = typed.resolve_for_all_runs(axes, display.report)
     usual = inputs.resolve_recipe({})
     if minutes is not None and seeds > 1:
@@ -122,7 +122,7 @@ def sweep(
         eprint(*chosen.splitlines(), about)
     if not quiet and (in_use := this.list_locked_runs()):
         eprint(f"waiting until the processes of an earlier sweep have saved: {', '.join(in_use)}")
-    this.wait_until_runs_unlocked()
+    this.wait_at_most_minute_for_unlock()
     stop.open()
     try:
         if minutes is None:

@@ -37,7 +37,7 @@ def _read_or_compute_check_result(kernel_name: str, compare: Comparison) -> str:
     if kernel_name not in results:
         # a thread of its own, in which no context of the caller counts: autocast, inference mode, hooks of autograd
         with ThreadPoolExecutor(1) as thread:
-            results[kernel_name] = thread.submit(_describe_first_difference, compare).result()
+            results[kernel_name] = thread.submit(_compute_check_result, compare).result()
         if results[kernel_name] != SAME:
             message = "the kernel %s %s from its formula and is not used on this processor"
             _LOG.warning(message, kernel_name, results[kernel_name])
@@ -46,7 +46,7 @@ def _read_or_compute_check_result(kernel_name: str, compare: Comparison) -> str:
     return results[kernel_name]
 
 
-def _describe_first_difference(compare: Comparison) -> str:
+def _compute_check_result(compare: Comparison) -> str:
     for fast, plain in compare():
         if not agrees(fast, plain, in_float32=fast.dtype == torch.float32):
             return f"differs by {100 * relative_difference(fast, plain):.0f} %"

@@ -153,7 +153,7 @@ class NativeMatrix(MatrixProduct):
     def native(self) -> "NativeMatrix":
         return self
 
-    def dequantize_rows(self, indices: Tensor) -> Tensor:
+    def dequantize_int8_rows(self, indices: Tensor) -> Tensor:
         """Selects rows (..., I) of an int8 matrix, in float32."""
         assert self.scale is not None
         whole = self.weight[indices // BLOCK_OUTPUTS, :, indices % BLOCK_OUTPUTS].flatten(-2)

@@ -67,19 +67,19 @@ def _can_use_kernel(name: str, *tensors: Tensor) -> bool:
     dtype = tensors[0].dtype
     return (
         dtype in KERNEL_CHECKS[name].dtypes
-        and all(x.device.type == "cpu" and x.dtype == dtype and _has_memory_or_is_fake(x) for x in tensors)
+        and all(x.device.type == "cpu" and x.dtype == dtype and _has_memory_or_allowed_fake(x) for x in tensors)
         and has_kernel(name)
     )
 
 
-def _has_memory_or_is_fake(x: Tensor) -> bool:
+def _has_memory_or_allowed_fake(x: Tensor) -> bool:
     if type(x) in PLAIN_TYPES:
         return True
     # torch.compile stops at context variables
     return not torch.compiler.is_compiling() and _FAKE_TENSORS_USE_KERNELS.get()
 
 
-def _call_kernel(name: str, *arguments: Any, work: Tensor) -> None:
+def _call_kernel_unless_fake(name: str, *arguments: Any, work: Tensor) -> None:
     """Calls a kernel, with pointers for tensors and tuples; not for fake tensors. work: what its threads share."""
     if type(work) in PLAIN_TYPES:
         n_threads = min(torch.get_num_threads(), 1 + work.numel() // NUMBERS_PER_THREAD)
@@ -166,7 +166,7 @@ def rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> Tensor:
 def _rms_norm_backward(x: Tensor, gain_C: Tensor, factors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     x, grad = x.contiguous(), grad.contiguous()
     x_grad, gain_grads = torch.empty_like(x), x.new_zeros(torch.get_num_threads(), len(gain_C))
-    _call_kernel(
+    _call_kernel_unless_fake(
         "rms_norm_backward", x, gain_C, factors, grad, x_grad, gain_grads, factors.numel(), len(gain_C), work=x
     )
     return x_grad, gain_grads.sum(0)
@@ -177,7 +177,7 @@ def _rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Returns the normalised rows, and the factor of each."""
     x = x.contiguous()
     out, factors = torch.empty_like(x), x.new_empty(x.shape[:-1])
-    _call_kernel("rms_norm", x, gain_C, out, factors, factors.numel(), len(gain_C), eps, work=x)
+    _call_kernel_unless_fake("rms_norm", x, gain_C, out, factors, factors.numel(), len(gain_C), eps, work=x)
     return out, factors
 
 
@@ -196,7 +196,9 @@ def swiglu(inner: Tensor) -> Tensor:
 def _swiglu_backward(inner: Tensor, grad: Tensor) -> Tensor:
     inner, grad = inner.contiguous(), grad.contiguous()
     inner_grad, width = torch.empty_like(inner), grad.shape[-1]
-    _call_kernel("swiglu", inner, grad, inner_grad, grad.numel() // max(1, width), width, _is_bfloat16(grad), work=grad)
+    _call_kernel_unless_fake(
+        "swiglu", inner, grad, inner_grad, grad.numel() // max(1, width), width, _is_bfloat16(grad), work=grad
+    )
     return inner_grad
 
 
@@ -204,23 +206,25 @@ def _swiglu_backward(inner: Tensor, grad: Tensor) -> Tensor:
 def _swiglu(inner: Tensor) -> Tensor:
     inner, width = inner.contiguous(), inner.shape[-1] // 2
     out = inner.new_empty(*inner.shape[:-1], width)
-    _call_kernel("swiglu", inner, None, out, out.numel() // max(1, width), width, _is_bfloat16(out), work=out)
+    _call_kernel_unless_fake(
+        "swiglu", inner, None, out, out.numel() // max(1, width), width, _is_bfloat16(out), work=out
+    )
     return out
 
 
 # Rotary positions
 
 
-def rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
+def rotary(x_BNTH: Tensor, cos_P1TA: Tensor, signed_sin_P1TA: Tensor) -> Tensor:
     """Each pair (a, b) = (i, i + A/2) rotated by its angle: (a cos - b sin, b cos + a sin). The rest is unchanged.
 
     sin: negative for the first of each pair.
     """
-    if _can_use_kernel("rotary", x_BNTH, cos_P1TA, sin_P1TA):
-        return _rotary(x_BNTH, cos_P1TA, sin_P1TA, 1.0)
+    if _can_use_kernel("rotary", x_BNTH, cos_P1TA, signed_sin_P1TA):
+        return _rotary(x_BNTH, cos_P1TA, signed_sin_P1TA, 1.0)
     A = cos_P1TA.shape[-1]
     turned = x_BNTH[..., :A]
-    turned = torch.addcmul(turned * cos_P1TA, turned.roll(A // 2, -1), sin_P1TA)
+    turned = torch.addcmul(turned * cos_P1TA, turned.roll(A // 2, -1), signed_sin_P1TA)
     return turned if x_BNTH.shape[-1] == A else torch.cat((turned, x_BNTH[..., A:]), -1)
 
 
@@ -228,14 +232,14 @@ def rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
     lambda cos, sin, sign, grad: (_rotary(grad, cos, sin, -sign),),  # type: ignore[has-type]  # of itself
     saved_inputs=(1, 2, 3),
 )
-def _rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor, sign: float) -> Tensor:
+def _rotary(x_BNTH: Tensor, cos_P1TA: Tensor, signed_sin_P1TA: Tensor, sign: float) -> Tensor:
     """Rotates by the angles; with sign -1 it rotates back, which is the gradient."""
-    cos_P1TA, sin_P1TA = cos_P1TA.contiguous(), sin_P1TA.contiguous()
+    cos_P1TA, signed_sin_P1TA = cos_P1TA.contiguous(), signed_sin_P1TA.contiguous()
     x_BNTH = x_BNTH if x_BNTH.stride(-1) == 1 else x_BNTH.contiguous()
     out = x_BNTH.new_empty(x_BNTH.shape)
     row_stride = cos_P1TA[0].numel() if cos_P1TA.shape[0] > 1 else 0
     sizes = *x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], row_stride
-    _call_kernel("rotary", sizes, x_BNTH, out, cos_P1TA, sin_P1TA, sign, _is_bfloat16(out), work=out)
+    _call_kernel_unless_fake("rotary", sizes, x_BNTH, out, cos_P1TA, signed_sin_P1TA, sign, _is_bfloat16(out), work=out)
     return out
 
 
@@ -258,7 +262,9 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 def _dropout_backward(x: Tensor, seed: Tensor, p: float) -> Tensor:
     x, below = x.contiguous(), min(round(p * 2**32), 2**32 - 1)
     out = torch.empty_like(x)
-    _call_kernel("dropout", x, out, x.numel(), seed, below, 2**32 / (2**32 - below), _is_bfloat16(x), work=x)
+    _call_kernel_unless_fake(
+        "dropout", x, out, x.numel(), seed, below, 2**32 / (2**32 - below), _is_bfloat16(x), work=x
+    )
     return out
 
 
@@ -277,7 +283,7 @@ def _dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
 
 
 def cross_entropy(
-    logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, target_mass: float, uniform_mass: float
+    logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, target_mass: float, mass_per_class: float
 ) -> Tensor:
     """The sum of w (-target_mass log p(target) - uniform_mass sum_k log p(k)), computed in float32 or wider.
 
@@ -285,8 +291,8 @@ def cross_entropy(
     """
     if _can_use_kernel("cross_entropy", logits_RV):
         with_gradient = torch.is_grad_enabled() and logits_RV.requires_grad
-        return _cross_entropy(logits_RV, targets_R, weights_R, target_mass, uniform_mass, with_gradient)[0]
-    return cast(Tensor, _PlainCrossEntropy.apply(logits_RV, targets_R, weights_R, target_mass, uniform_mass))  # type: ignore[no-untyped-call]
+        return _cross_entropy(logits_RV, targets_R, weights_R, target_mass, mass_per_class, with_gradient)[0]
+    return cast(Tensor, _PlainCrossEntropySum.apply(logits_RV, targets_R, weights_R, target_mass, mass_per_class))  # type: ignore[no-untyped-call]
 
 
 def _scale_logit_gradient(grad_RV: Tensor, loss_gradient: Tensor) -> Tensor:
@@ -302,20 +308,20 @@ def _cross_entropy(
     targets_R: Tensor,
     weights_R: Tensor,
     target_mass: float,
-    uniform_mass: float,
+    mass_per_class: float,
     with_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     logits_RV = logits_RV.contiguous()
     loss_R = torch.empty(logits_RV.shape[0])
     logits_grad = logits_RV.new_empty(logits_RV.shape if with_gradient else 0)
-    _call_kernel(
+    _call_kernel_unless_fake(
         "cross_entropy",
         logits_RV,
         logits_grad if with_gradient else None,
         loss_R,
         targets_R.contiguous(),
         weights_R.float().contiguous(),
-        torch.tensor((target_mass, uniform_mass)),
+        torch.tensor((target_mass, mass_per_class)),
         *logits_RV.shape,
         _is_bfloat16(logits_RV),
         work=logits_RV,
@@ -323,7 +329,7 @@ def _cross_entropy(
     return loss_R.sum(), logits_grad
 
 
-class _PlainCrossEntropy(torch.autograd.Function):
+class _PlainCrossEntropySum(torch.autograd.Function):
     """The plain formula, with the gradient p - q in closed form."""
 
     @staticmethod

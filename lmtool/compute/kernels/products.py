@@ -45,22 +45,22 @@ def build_product(weight: Tensor, precision: str, device: torch.device) -> Matri
         return _OneDnnInt8Product(weight) if precision == "int8" and is_avx else DequantizingProduct(weight, precision)
     weight = weight.to(DTYPES[precision])
     if device.type != "cpu" or precision == "float16" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return _DenseProduct(weight)
+        return _TorchLinearProduct(weight)
     is_slow = precision == "bfloat16" and not has_fast_bfloat16(device)
     return _UpcastProduct(weight) if is_slow else _OneDnnProduct(weight)
 
 
-def build_head_product(weight: Tensor, precision: str, device: torch.device) -> MatrixProduct:
+def build_head_product(weight: Tensor, model_precision: str, device: torch.device) -> MatrixProduct:
     """Builds the product by the head of a model, with outputs in float32 and weights of 8 bits or more."""
-    if precision in ("float32", "int8", "int4"):
-        return build_product(weight, "float32" if precision == "float32" else "int8", device)
+    if model_precision in ("float32", "int8", "int4"):
+        return build_product(weight, "float32" if model_precision == "float32" else "int8", device)
     by_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
     if device.type == "cpu" and by_fbgemm and hasattr(torch.ops.quantized, "linear_prepack_fp16"):
         return _Float16Product(weight)
     return build_product(weight, "float32", device)
 
 
-class _DenseProduct(MatrixProduct):
+class _TorchLinearProduct(MatrixProduct):
     """A product in the weight's dtype."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -74,7 +74,7 @@ class _DenseProduct(MatrixProduct):
         return self.weight
 
 
-class _UpcastProduct(_DenseProduct):
+class _UpcastProduct(_TorchLinearProduct):
     """A product of values in the weight's dtype, computed in float32 and rounded to that dtype."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -85,7 +85,7 @@ class StepProgram:
         self._size += -(-length // 16) * 16
         return first
 
-    def store_tensor_and_get_address(self, tensor: Tensor | None) -> int | None:
+    def store_as_float32_and_get_address(self, tensor: Tensor | None) -> int | None:
         """Keeps the numbers of a tensor in float32. Returns their address."""
         if tensor is None:
             return None

@@ -83,7 +83,7 @@ def export_peft_adapters(reference: str, output_folder: Path, dtype: ExportDtype
     with atomic_output_folder(output_folder) as new:
         exporting.write_safetensors(new / "adapter_model.safetensors", converted)
         for name, content in files.items():
-            durable.write_new_file(new / name, content)
+            durable.write_and_sync_new_file(new / name, content)
     return exportable
 
 
@@ -112,9 +112,9 @@ def _convert_lora_adapters(exportable: ExportableRun) -> dict[str, Factors]:
         if (linear := linears.get(mapping.name)) is None:
             continue
         down_RI, up_OR = linear.down_RI.detach(), linear.up_OR.detach()
-        products = mapping.layout.split_product(linear.block_diagonal_up(up_OR), down_RI)
+        products = mapping.layout.split_into_published_factors(linear.block_diagonal_up(up_OR), down_RI)
         # which columns of each `up` any of its rows has, whatever its values
-        used = mapping.layout.split_product(linear.block_diagonal_up(torch.ones_like(up_OR)), down_RI)
+        used = mapping.layout.split_into_published_factors(linear.block_diagonal_up(torch.ones_like(up_OR)), down_RI)
         for name, (up, down), (ones, _) in zip(mapping.published_names, products, used, strict=True):
             used_R = ones.any(0)
             if used_R.any():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lmtool.errors import UsageError
 from lmtool.interop.export.card import format_model_card
-from lmtool.interop.export.forms import FamilyRepresentation, find_representation
+from lmtool.interop.export.forms import FamilyRepresentation, find_full_or_body_representation
 from lmtool.interop.export.ollama import format_modelfile, modelfile_path
 from lmtool.interop.families.config import StrictConfigReader
 from lmtool.interop.families.rules import make_labels_config
@@ -29,10 +29,10 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.runs import tensors
 from lmtool.runs.load import read_merged_weights
-from lmtool.runs.reference import Reference, with_saved_calibration
+from lmtool.runs.reference import Reference, with_unset_calibration_filled
 from lmtool.storage import durable
 from lmtool.storage.durable import atomic_output_folder, check_folder_is_empty, convert_write_errors
-from lmtool.tokenization.chat import PAIR_TEMPLATE, ChatFormat, define_variables, find_chat_template
+from lmtool.tokenization.chat import PAIR_TEMPLATE, ChatFormat, define_variables, get_own_chat_template
 from lmtool.tokenization.inner import ROLE_KEYS, token_content
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
@@ -95,10 +95,11 @@ class ExportableRun(FamilyRepresentation):
         ends = self.prompt_format.end_ids or tokenizer.roles.ends
         return sorted({*ends} if len(ends) > 1 else {tokenizer.eos_id}, key=lambda i: (i != tokenizer.eos_id, i))
 
-    def serialize_tokenizer(self, *, as_prompt: bool = True) -> dict[str, bytes]:
+    def serialize_tokenizer(self, *, adds_generation_prompt: bool = True) -> dict[str, bytes]:
         """Returns the contents of the tokenizer's files, whose template frames a text as in training.
 
-        as_prompt: frames texts as the prompts of a decoder that answers; otherwise the chat template alone does.
+        adds_generation_prompt: frames texts as the prompts of a decoder that answers; otherwise the chat template alone
+                does.
         """
         tokenizer, prompt_format = self.base.tokenizer, self.prompt_format
         published = tokenizer.published
@@ -108,7 +109,7 @@ class ExportableRun(FamilyRepresentation):
         is_framed = (prompt_format.reads == "both" or prompt_format.after) and tokenizer.roles.template == frame
         if published is None or (self.has_head and not is_framed):
             inner = Inner.from_str(tokenizer_json)
-            if (template := _build_row_template(prompt_format, self.recipe, inner, as_prompt)) is not None:
+            if (template := _build_row_template(prompt_format, self.recipe, inner, adds_generation_prompt)) is not None:
                 inner.post_processor = template
             tokenizer_json = inner.to_str(pretty=True)
         named = published or TRAINED_ROLES
@@ -139,11 +140,11 @@ def prepare_export(
     Raises UsageError with the keys that no family can express.
     """
     origin = reference.run.info.origin
-    recipe = with_saved_calibration(
+    recipe = with_unset_calibration_filled(
         reference.recipe, reference.run.results_by_task.get("", {}), reference.checkpoint.step
     )
     preferred_model_type = preferred_model_type or (origin.model_type if origin else None)
-    form = find_representation(recipe, reference.tokenizer, preferred_model_type, is_gguf=is_gguf)
+    form = find_full_or_body_representation(recipe, reference.tokenizer, preferred_model_type, is_gguf=is_gguf)
     exportable = ExportableRun(form.recipe, form.family, form.config, form.head_obstacles, base=reference)
     config = form.config | ({} if is_gguf else exportable.special_token_ids()) | _build_round_trip_metadata(form)
     if form.has_separate_head and (labels := getattr(form.recipe.objective, "labels", ())):
@@ -205,7 +206,7 @@ def export(
             write_safetensors(new / HEAD_FILE, head)
         for name, content in files.items():
             (new / name).parent.mkdir(exist_ok=True)
-            durable.write_new_file(new / name, content)
+            durable.write_and_sync_new_file(new / name, content)
     return exportable
 
 
@@ -238,14 +239,14 @@ def export_gguf_and_modelfile(reference: str, file: Path, quantization: Quantiza
 
     Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
     """
-    durable.check_path_is_free(file)
-    durable.check_path_is_free(modelfile := modelfile_path(file))
+    durable.check_path_does_not_exist(file)
+    durable.check_path_does_not_exist(modelfile := modelfile_path(file))
     base = resolve_reference(reference)
     if isinstance(base.recipe.objective, HeadSpec):
         what = f"a GGUF file holds a language model, and this one has a head for {base.recipe.objective.kind}"
         raise UsageError(what, where="objective.kind", fix=USE_DIRECTORY_FIX)
     exportable = prepare_export(base, is_gguf=True)
-    written = exportable.serialize_tokenizer(as_prompt=False)
+    written = exportable.serialize_tokenizer(adds_generation_prompt=False)
     tokenizer_json, settings = written[TOKENIZER_FILE].decode(), json.loads(written[TOKENIZER_CONFIG_FILE])
     if (chat_template := written.get(CHAT_TEMPLATE_FILE)) is not None:
         settings["chat_template"] = chat_template.decode()
@@ -268,7 +269,7 @@ def export_gguf_and_modelfile(reference: str, file: Path, quantization: Quantiza
     with convert_write_errors(file):
         file.absolute().parent.mkdir(parents=True, exist_ok=True)
         write_gguf(file, architecture, values | note, dict(exportable.iterate_published_tensors()), quantization)
-        durable.write_new_file(modelfile, modelfile_text.encode())
+        durable.write_and_sync_new_file(modelfile, modelfile_text.encode())
     return exportable
 
 
@@ -279,18 +280,18 @@ def _build_chat_template(prompt_format: PromptFormat, template_variables: Mappin
     """
     tokenizer = prompt_format.tokenizer
     if not (prompt_format.answers and prompt_format.reads == "past"):
-        return find_chat_template(tokenizer)
+        return get_own_chat_template(tokenizer)
     if prompt_format.chat is not None:
         return prompt_format.chat.export_template(template_variables)
     if tokenizer.published is None:
-        return ChatFormat.from_tokenizer(tokenizer).export_template(template_variables)
+        return ChatFormat.from_tokenizer_or_plain(tokenizer).export_template(template_variables)
     opening = "".join(map(tokenizer.token_name, prompt_format.source_delimiters[0]))
     tokens = {"opening": opening, "eos_token": tokenizer.token_name(tokenizer.eos_id)}
     return define_variables(PAIR_TEMPLATE, tokens, template_variables)
 
 
 def _build_row_template(
-    prompt_format: PromptFormat, recipe: Recipe, fast_tokenizer: Inner, as_prompt: bool
+    prompt_format: PromptFormat, recipe: Recipe, fast_tokenizer: Inner, adds_generation_prompt: bool
 ) -> TemplateProcessing | None:
     """Builds the template of a tokenizer trained here: of rows of one text and of two, of prompts, or of sources.
 
@@ -299,7 +300,7 @@ def _build_row_template(
     before, between, after = prompt_format.before, prompt_format.between, prompt_format.after
     if prompt_format.answers:
         opening, closing = prompt_format.source_delimiters
-        before, between, after = opening, (), closing if as_prompt else ()
+        before, between, after = opening, (), closing if adds_generation_prompt else ()
     elif prompt_format.reads == "past" and not isinstance(recipe.objective, HeadSpec):
         before, between, after = prompt_format.opening, (), ()
     elif prompt_format.reads == "past" and isinstance(recipe.objective, QuestionAnswering):
@@ -323,12 +324,12 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_shard_bytes:
         write_safetensors(folder / file, {name: weights[name] for name in names})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        durable.write_new_file(folder / INDEX_FILE, format_json_file(index))
+        durable.write_and_sync_new_file(folder / INDEX_FILE, format_json_file(index))
 
 
 def write_safetensors(file: Path, weights: Mapping[str, Tensor]) -> None:
     """Writes a new file of weights for PyTorch. Raises OSError."""
-    durable.write_new_file(file, tensors.serialize_safetensors(weights, {"format": "pt"}))
+    durable.write_and_sync_new_file(file, tensors.serialize_safetensors(weights, {"format": "pt"}))
 
 
 def format_json_file(content: Mapping[str, Any]) -> bytes:

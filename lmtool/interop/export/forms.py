@@ -77,7 +77,7 @@ class FamilyRepresentation:
         return f"{self.architecture}, with its head in {HEAD_FILE}, which no class has: {self.head_obstacles}"
 
 
-def find_representation(
+def find_full_or_body_representation(
     recipe: Recipe, tokenizer: Tokenizer, preferred_model_type: str | None = None, *, is_gguf: bool = False
 ) -> FamilyRepresentation:
     """Expresses a resolved recipe in the first family that has its head, else in the first that has its body.
@@ -117,7 +117,7 @@ def find_representation(
 def describe_export(recipe: Recipe, tokenizer: Tokenizer) -> str:
     """Describes in a line whether a resolved recipe can be exported, and as what."""
     try:
-        return f"export: as {find_representation(recipe, tokenizer).describe_class_and_head()}"
+        return f"export: as {find_full_or_body_representation(recipe, tokenizer).describe_class_and_head()}"
     except UsageError as error:
         return f"export: not possible, {error.what}: {error.where}"
 

@@ -221,7 +221,7 @@ class Family:
             parameters |= {"head.weight", "dense.weight", "dense_norm.weight"}
             biases = {
                 "dense": model.bias,
-                "dense_norm": _norm_has_bias(model),
+                "dense_norm": _resolve_norm_bias(model),
                 "head": getattr(objective, "bias", True),
             }
             parameters |= {f"{name}.bias" for name, has_bias in biases.items() if has_bias}
@@ -335,9 +335,9 @@ class Family:
         return next(rearranged, layout)
 
 
-def get_fused_part_widths(model: Transformer, name: str) -> tuple[int, ...]:
+def get_fused_part_widths(model: Transformer, fused_parameter_name: str) -> tuple[int, ...]:
     """Returns the widths of the parts of a fused matrix: of gate and value, or of queries, keys and values."""
-    if ".up" in name:
+    if ".up" in fused_parameter_name:
         return (model.inner_width,) * 2
     width = model.head_width or model.d_model // model.n_heads
     n_kv_heads = model.n_kv_heads or model.n_heads
@@ -391,7 +391,7 @@ def flatten_recipe_with_defaults(model: Transformer, objective: AnyObjective) ->
     values |= {"head_width": width, "value_width": model.value_width or width, "d_ff": model.inner_width}
     values["n_kv_heads"] = model.n_kv_heads or model.n_heads
     values["qkv_bias"] = model.bias if model.qkv_bias is None else model.qkv_bias
-    values["norm.bias"] = _norm_has_bias(model)
+    values["norm.bias"] = _resolve_norm_bias(model)
     if isinstance(model.position, LearnedPosition):
         values["position.size"] = model.position.size or model.context + model.position.offset
     if "pattern.full_layers" in values:
@@ -407,7 +407,7 @@ def flatten_recipe_with_defaults(model: Transformer, objective: AnyObjective) ->
     return values
 
 
-def _norm_has_bias(model: Transformer) -> bool | None:
+def _resolve_norm_bias(model: Transformer) -> bool | None:
     """Whether norms have a bias; None where they are of a kind that has none."""
     if model.norm.kind != "layer":
         return None

@@ -25,7 +25,7 @@ class Layout:
     split: Callable[[Tensor], list[Tensor]]
     split_factors: Callable[[Tensor, Tensor], list[Factors]] | None = None
 
-    def split_product(self, up: Tensor, down: Tensor) -> list[Factors]:
+    def split_into_published_factors(self, up: Tensor, down: Tensor) -> list[Factors]:
         """Splits the matrix `up @ down`. Returns the two factors of each published matrix, as a map (out, in)."""
         if self.split_factors is not None:
             return self.split_factors(up, down)
@@ -71,29 +71,31 @@ WITH_ZERO_ROW = Layout(_first_if_second_is_zero, lambda table: [table, table.new
 """A table of one row of zeros follows the tensor (segments, of a recipe without any)."""
 
 
-def make_rescaled_layout(scale: float, shift: float = 0.0) -> Layout:
-    """Makes a layout where the published tensor is the parameter times `scale`, plus `shift`.
+def make_rescaled_layout(export_scale: float, export_shift: float = 0.0) -> Layout:
+    """Makes a layout where the published tensor is the parameter times `export_scale`, plus `export_shift`.
 
     `join` and `split` are inverse up to rounding.
     """
-    return _make_one_to_one_layout(lambda tensor: (tensor - shift) / scale, lambda parameter: parameter * scale + shift)
+    return _make_one_to_one_layout(
+        lambda tensor: (tensor - export_shift) / export_scale, lambda parameter: parameter * export_scale + export_shift
+    )
 
 
-def make_concatenated_layout(widths: Sequence[int], layouts: Sequence[Layout] = ()) -> Layout:
+def make_concatenated_layout(published_widths: Sequence[int], layouts: Sequence[Layout] = ()) -> Layout:
     """Makes a layout that concatenates published tensors of these widths in the first dimension of the parameter.
 
     layouts: that of each published tensor; by default all are unchanged.
     """
-    layouts = layouts or (SAME,) * len(widths)
+    layouts = layouts or (SAME,) * len(published_widths)
 
     def join(published: Sequence[Tensor]) -> Tensor:
         found = [width for tensor in published for width in tensor.shape[:1]]
-        if found != list(widths):
-            raise ValueError(f"widths {found} instead of {list(widths)}")
+        if found != list(published_widths):
+            raise ValueError(f"widths {found} instead of {list(published_widths)}")
         return torch.cat([layout.join([tensor]) for layout, tensor in zip(layouts, published, strict=True)])
 
     def split(parameter: Tensor) -> list[Tensor]:
-        parts = zip(layouts, torch.split(parameter, list(widths)), strict=True)
+        parts = zip(layouts, torch.split(parameter, list(published_widths)), strict=True)
         return [tensor for layout, part in parts for tensor in layout.split(part)]
 
     return Layout(join, split)
@@ -119,7 +121,7 @@ def _make_axis_swap_layout(axis_sizes: Sequence[int], first_axis: int, dim: int 
         )
 
     def split_factors(up: Tensor, down: Tensor) -> list[Factors]:
-        return layout.split_product(*((up, swap(down, swapped)) if dim else (swap(up, swapped), down)))
+        return layout.split_into_published_factors(*((up, swap(down, swapped)) if dim else (swap(up, swapped), down)))
 
     return Layout(
         lambda published: swap(layout.join(published), axis_sizes),

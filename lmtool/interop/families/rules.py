@@ -101,7 +101,7 @@ class WriteOnlyRule(KeyRule):
 
 
 @dataclass(frozen=True)
-class DerivedSizeRule(KeyRule):
+class DerivedDefaultSizeRule(KeyRule):
     """A size that follows from others where it is not given. written: whether the key is written."""
 
     recipe_key: str
@@ -141,7 +141,7 @@ class ConstantRule(KeyRule):
 
 
 @dataclass(frozen=True)
-class AllowedValuesSectionRule(KeyRule):
+class CheckedConfigSectionRule(KeyRule):
     """An object of keys whose values are listed, the first of which is written. ignored: keys that change no logits."""
 
     allowed: Mapping[str, Sequence[Any]]
@@ -276,7 +276,7 @@ class PositionTableRule(KeyRule):
         return {key: values["position.size"] - (2 if self.rows == "beyond" else 0)}
 
 
-class PaddingPositionOffsetRule(KeyRule):
+class PaddingIdPositionOffsetRule(KeyRule):
     """The id of the padding token; positions are counted from the row after its own."""
 
     def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
@@ -366,7 +366,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """Transformers' names of attention to all positions, and within a window."""
 
 
-def read_full_attention_layers(config: StrictConfigReader, n_layers: int) -> list[int] | None:
+def read_full_attention_layers_if_set(config: StrictConfigReader, n_layers: int) -> list[int] | None:
     """Reads from `layer_types` which layers have full attention; all others have windows. None without the key.
 
     Raises CheckpointError when it names other kinds of attention, or not that of each layer.
@@ -414,14 +414,14 @@ class LabelsRule(KeyRule):
     """The labels in the order of the scores; as many as Transformers makes up when none are named."""
 
     def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
-        values["objective.labels"] = read_labels(config)
+        values["objective.labels"] = read_labels_or_default_names(config)
 
     def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         return make_labels_config(values["objective.labels"])
 
 
 @dataclass(frozen=True)
-class ProblemTypeRule(KeyRule):
+class ProblemTypeAndLabelsRule(KeyRule):
     """The task, by `problem_type`, and the labels of a *ForSequenceClassification. One label is a regression.
 
     scores: with a bias, or not, so that numbers are in their own unit.
@@ -430,7 +430,7 @@ class ProblemTypeRule(KeyRule):
     scores: Literal["biased", "unbiased"] = "biased"
 
     def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
-        labels = read_labels(config)
+        labels = read_labels_or_default_names(config)
         config.check_value_if_set(key, *_TASKS)
         task = _TASKS.get(config.read_optional(key, str) or "", "class" if len(labels) > 1 else "number")
         values["objective.task"] = task
@@ -467,7 +467,7 @@ def make_labels_config(labels: Sequence[str]) -> ConfigValues:
     }
 
 
-def read_labels(config: StrictConfigReader) -> list[str]:
+def read_labels_or_default_names(config: StrictConfigReader) -> list[str]:
     """Reads the labels of a configuration. Raises CheckpointError when labels lack a name of their own."""
     named = config.read_optional("id2label", dict)
     if named is None:

@@ -16,7 +16,7 @@ from lmtool.interop.families.rules import (
     MappedValueRule,
     RecipeValues,
     layer_types,
-    read_full_attention_layers,
+    read_full_attention_layers_if_set,
     set_attention_windows_,
 )
 
@@ -28,7 +28,7 @@ class QwenWindowsRule(KeyRule):
         size, first = config.read_optional("sliding_window", int), config.read("max_window_layers", int, 28)
         size = size if config.read(key, bool, False) else None
         n_layers = values["n_layers"]
-        full = read_full_attention_layers(config, n_layers)
+        full = read_full_attention_layers_if_set(config, n_layers)
         if full is None:
             full = list(range(n_layers if size is None else min(max(first, 0), n_layers)))
         elif size is None and len(full) < n_layers:
@@ -49,7 +49,7 @@ class ModernBertWindowsRule(KeyRule):
     def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         every = config.read_positive("global_attn_every_n_layers", int, 3)
         window = config.read("local_attention", int, 128)
-        full = read_full_attention_layers(config, values["n_layers"])
+        full = read_full_attention_layers_if_set(config, values["n_layers"])
         if window < 2:
             raise config.import_error(f"local_attention is {window}, less than a neighbour on each side")
         set_attention_windows_(

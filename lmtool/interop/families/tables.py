@@ -18,18 +18,18 @@ from lmtool.recipe.spec.transformer import Transformer
 RULES: Mapping[str, Callable[..., rules.KeyRule]] = {
     "key": rules.CopiedValueRule,
     "written": rules.WriteOnlyRule,
-    "derived": rules.DerivedSizeRule,
+    "derived": rules.DerivedDefaultSizeRule,
     "constant": rules.ConstantRule,
-    "section": rules.AllowedValuesSectionRule,
+    "section": rules.CheckedConfigSectionRule,
     "choice": rules.MappedValueRule,
     "head-dropout": rules.HeadDropoutRule,
     "tied": rules.TiedEmbeddingsRule,
     "tensor": rules.HasTensorRule,
     "rows": rules.PositionTableRule,
-    "padding-row": rules.PaddingPositionOffsetRule,
+    "padding-row": rules.PaddingIdPositionOffsetRule,
     "rotary": rules.RotaryRule,
     "window": rules.WindowRule,
-    "task": rules.ProblemTypeRule,
+    "task": rules.ProblemTypeAndLabelsRule,
     "labels": rules.LabelsRule,
     "qwen-windows": special_rules.QwenWindowsRule,
     "modern-windows": special_rules.ModernBertWindowsRule,
@@ -41,7 +41,7 @@ RULES: Mapping[str, Callable[..., rules.KeyRule]] = {
 """Rules by their names in files. A text in place of a rule is a `CopiedValueRule`."""
 
 
-def _deinterleaved_sinusoid_layout(dim: int) -> LayoutFactory:
+def _make_deinterleaved_hidden_layout_factory(dim: int) -> LayoutFactory:
     """Makes layouts with the even entries of a dimension of hidden states first, where lmtool's sinusoids alternate."""
 
     def rearrange(model: Transformer, layout: layouts.Layout) -> layouts.Layout:
@@ -65,8 +65,8 @@ LAYOUTS: Mapping[str, LayoutFactory] = {
     "row": lambda model, layout: layouts.AS_ROW,
     "plus one": lambda model, layout: layouts.make_rescaled_layout(1.0, 1.0),
     "rotary pairs": _make_rotary_qkv_layout,
-    "halves of outputs": _deinterleaved_sinusoid_layout(0),
-    "halves of inputs": _deinterleaved_sinusoid_layout(1),
+    "halves of outputs": _make_deinterleaved_hidden_layout_factory(0),
+    "halves of inputs": _make_deinterleaved_hidden_layout_factory(1),
 }
 """Layouts by their names in files."""
 

@@ -100,7 +100,7 @@ class GgufContainer:
             fix="copy or download it again; GGUF versions 2 and 3, little endian, in one file, can be read",
         )
 
-    def read_dequantized_tensor(self, name: str) -> Tensor:
+    def read_tensor_dequantized_if_needed(self, name: str) -> Tensor:
         """Reads a tensor and dequantizes it; the memory in use is that of this tensor."""
         stored = self.tensors[name]
         content = np.frombuffer(self._bytes, np.uint8, stored.end - stored.start, stored.start)

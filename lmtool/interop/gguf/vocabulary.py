@@ -362,14 +362,14 @@ def _convert_sentencepiece_to_gguf_keys(
     scores = [float(-rank.get(token, len(rank))) for token in tokens]
     # Scores say what these merges do when those of a token stand together, and are all that there could be. Merges of
     # other tokens do nothing: those are cut out of the text before.
-    if _group_merges_by_result(merges) != _group_merges_by_result(
+    if _group_left_parts_by_merge_result(merges) != _group_left_parts_by_merge_result(
         infer_bpe_merges(tokens, token_types, scores, architecture)
     ):
         raise inexpressible_error("model.merges", "not what the scores of tokens could express")
     return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": adds_prefix}
 
 
-def _group_merges_by_result(merges: Sequence[Sequence[str]]) -> list[tuple[str, set[str]]]:
+def _group_left_parts_by_merge_result(merges: Sequence[Sequence[str]]) -> list[tuple[str, set[str]]]:
     """Groups merges by their result, in the order of the first merge of each, with their left parts."""
     parts: defaultdict[str, set[str]] = defaultdict(set)
     for left, right in merges:

@@ -36,10 +36,12 @@ _MAX_QUANTIZED = {GGMLQuantizationType.Q8_0: 127, GGMLQuantizationType.Q4_0: 8}
 """The largest multiple of the 16-bit scale that quantized values have."""
 
 
-def inexpressible_error(key: str, what: str) -> UsageError:
+def inexpressible_error(key: str, value_description: str) -> UsageError:
     """An error about a tensor, or a key of a tokenizer.json, that no GGUF file has."""
     return UsageError(
-        f"GGUF cannot express this model: {key} is {printable(what)[:160]}", where=key, fix=USE_DIRECTORY_FIX
+        f"GGUF cannot express this model: {key} is {printable(value_description)[:160]}",
+        where=key,
+        fix=USE_DIRECTORY_FIX,
     )
 
 

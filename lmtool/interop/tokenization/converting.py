@@ -55,7 +55,7 @@ def sentencepiece_decoder_json(*, strips_space: bool) -> dict[str, Any]:
     return {"type": "Sequence", "decoders": decoders}
 
 
-def convert_slow_tokenizer(folder: Path, settings: TokenizerSettings) -> tuple[Tokenizer, dict[str, str]]:
+def convert_slow_tokenizer_and_roles(folder: Path, settings: TokenizerSettings) -> tuple[Tokenizer, dict[str, str]]:
     """Converts the tokenizer of a directory without tokenizer.json. Returns it and its special tokens by role.
 
     Raises CheckpointError for files that are missing or damaged, ResourceError without Transformers.
@@ -198,7 +198,7 @@ def build_marian_tokenizer(
     )
     # The language to translate to, written before the text. No special token: it is understood in any text.
     tokenizer.add_tokens([AddedToken(code, normalized=False) for code in codes])
-    settings.add_tokens_(tokenizer)
+    settings.add_missing_tokens_(tokenizer)
     eos = roles["eos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=["$A", eos], pair=["$A", "$B", eos], special_tokens=[(eos, vocabulary[eos])]

@@ -14,12 +14,17 @@ from lmtool.errors import LmtoolError
 from lmtool.interop.files import read_json, read_text
 from lmtool.interop.tokenization.converting import (
     SENTENCEPIECE_SPACE,
-    convert_slow_tokenizer,
+    convert_slow_tokenizer_and_roles,
     sentencepiece_decoder_json,
 )
 from lmtool.interop.tokenization.settings import LLAMA, TokenizerSettings, read_tokenizer_settings, tokenizer_error
 from lmtool.printable import printable
-from lmtool.tokenization.inner import MAX_VOCAB_SIZE, check_normalizer_growth, convert_panics, parse_tokenizer_json
+from lmtool.tokenization.inner import (
+    MAX_VOCAB_SIZE,
+    check_normalizer_growth,
+    convert_panics_to_exceptions,
+    parse_tokenizer_json,
+)
 
 _PROBE_TEXT = "a b\n\U0010fffe"
 """With a character that no vocabulary has."""
@@ -47,15 +52,15 @@ def read_published_tokenizer(folder: Path, model_type: str) -> PublishedTokenize
     does.
 
     Raises CheckpointError when files are missing, damaged, or describe something else; ResourceError as
-    `convert_slow_tokenizer` does.
+    `convert_slow_tokenizer_and_roles` does.
     """
     try:
-        with convert_panics():
+        with convert_panics_to_exceptions():
             settings = read_tokenizer_settings(folder, model_type)
             if (folder / "tokenizer.json").is_file():
                 tokenizer, special_tokens = _read_tokenizer_file(folder, settings), settings.special_tokens
             else:
-                tokenizer, special_tokens = convert_slow_tokenizer(folder, settings)
+                tokenizer, special_tokens = convert_slow_tokenizer_and_roles(folder, settings)
                 check_normalizer_growth(json.loads(tokenizer.to_str()))
             # encodes a text too, so that what fails on every text fails now
             ids = [
@@ -86,7 +91,7 @@ def _read_tokenizer_file(folder: Path, settings: TokenizerSettings) -> Tokenizer
         tokenizer = parse_tokenizer_json(read_text(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    settings.add_tokens_(tokenizer)
+    settings.add_missing_tokens_(tokenizer)
     return tokenizer
 
 

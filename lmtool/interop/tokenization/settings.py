@@ -59,7 +59,7 @@ class TokenizerSettings:
         """The texts of the special tokens by their roles."""
         return {role: _token_text(token) for role, token in self.roles.items()}
 
-    def add_tokens_(self, tokenizer: Tokenizer) -> None:
+    def add_missing_tokens_(self, tokenizer: Tokenizer) -> None:
         """Adds the tokens that the vocabulary lacks, or whose options differ, in the order of Transformers."""
         pending = [token for _, token in sorted(self.added.items())]
         known = {token.content for token in [*tokenizer.get_added_tokens_decoder().values(), *pending]}
@@ -93,12 +93,14 @@ def read_tokenizer_settings(folder: Path, model_type: str) -> TokenizerSettings:
         listed = config["added_tokens_decoder"]
         if not isinstance(listed, dict):
             raise tokenizer_error("added_tokens_decoder is not an object", where)
-        added = {_parse_token_id(key, where): _parse_added_token(value, where) for key, value in listed.items()}
+        added = {_parse_token_id(key, where): _parse_added_token_object(value, where) for key, value in listed.items()}
     else:
         path = folder / "special_tokens_map.json"
         for name, value in read_json_if_exists(path).items():
             if name in ROLE_KEYS:
-                named[name] = _parse_added_token(value, str(path), special=True) if isinstance(value, dict) else value
+                named[name] = (
+                    _parse_added_token_object(value, str(path), special=True) if isinstance(value, dict) else value
+                )
             elif name in ("additional_special_tokens", "extra_special_tokens") and extra is None:
                 extra = value
         path = folder / "added_tokens.json"
@@ -153,7 +155,7 @@ def _parse_token_id(value: object, where: str) -> int:
     return int(text)
 
 
-def _parse_added_token(value: object, where: str, *, special: bool | None = None) -> AddedToken:
+def _parse_added_token_object(value: object, where: str, *, special: bool | None = None) -> AddedToken:
     """Parses an added token of a JSON file. special: overrides what the file says."""
     if not isinstance(value, dict) or not isinstance(value.get("content"), str) or not value["content"]:
         raise tokenizer_error(f"{printable_repr(value)} is not a token", where)
@@ -170,7 +172,7 @@ def _parse_added_token(value: object, where: str, *, special: bool | None = None
 def _parse_token(value: object, where: str) -> AddedToken | str:
     if isinstance(value, AddedToken) or (isinstance(value, str) and value):
         return value
-    return _parse_added_token(value, where)
+    return _parse_added_token_object(value, where)
 
 
 def _parse_token_list(value: object, where: str) -> list[AddedToken | str]:

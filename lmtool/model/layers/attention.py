@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from lmtool.batch import Mask
 from lmtool.compute.kernels import gpu, ops
 from lmtool.model.language_model import KeyValueCache, LayerState, Memory
-from lmtool.model.layers.kernels import AttentionKernel, DenseKernel, PerQueryKernel, WindowKernel
+from lmtool.model.layers.kernels import AttentionKernel, DenseKernel, PerQueryCausalKernel, WindowKernel
 from lmtool.model.layers.observing import ObservableAttention, Observer
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RotaryPositions
 from lmtool.model.layers.scores import Score
 
 MAX_STEPWISE_QUERIES = 16
-"""Up to this many queries after cached keys are computed one by one on CPUs in inference; see `PerQueryKernel`."""
+"""On CPUs, inference computes up to this many queries after cached keys one by one; see `PerQueryCausalKernel`."""
 
 FLEX_POSITIONS = (AttentionPositions, RotaryPositions, AlibiPositions)
 """Positional encodings that FlexAttention can compute; not their subclasses."""
@@ -31,7 +31,7 @@ class AttentionOp:
     """Computes softmax(score(q, k) + mask) v under one mask, for all layers of a stack in one forward pass.
 
     Masks, biases and rotations are computed on first use. Layers without attention read the padding and the document
-    boundaries of their positions, the queries, from it: `keep_BT` and `document_starts_BT`.
+    boundaries of their positions, the queries, from it: `keep_BT` and `is_document_start_BT`.
 
     mask: which keys each query attends to.
     positions_PS: positions of all keys; the last `n_queries` are those of the queries.
@@ -66,7 +66,7 @@ class AttentionOp:
         return None if self.mask.keep_BS is None else self.mask.keep_BS[:, self._n_keys - self._n_queries :]
 
     @property
-    def document_starts_BT(self) -> Tensor | None:
+    def is_document_start_BT(self) -> Tensor | None:
         """True at the first query of each isolated document; None where a row is one text."""
         if self._document_starts_BT is None and (begins_BS := self.mask.document_starts_after_first_BS) is not None:
             self._document_starts_BT = begins_BS[:, self._n_keys - self._n_queries :]
@@ -77,7 +77,7 @@ class AttentionOp:
         """Whether attention is computed block by block, not for all query-key pairs."""
         return self._n_queries == self._n_keys and WindowKernel.is_cheaper_than_dense(self.mask, self._n_keys)
 
-    def with_recomputed_bias(self) -> "AttentionOp":
+    def with_unshared_bias(self) -> "AttentionOp":
         """Returns a copy that computes the bias again, if it has a gradient; else itself."""
         if self._position is None or not any(parameter.requires_grad for parameter in self._position.parameters()):
             return self
@@ -157,7 +157,7 @@ class AttentionOp:
         if few and mask.is_only_causal and device.type == "cpu" and not torch.is_grad_enabled():
             lengths = range(n_keys - n_queries + 1, n_keys + 1)
             steps = [AttentionOp(mask, 1, self._positions_PS[:, :n], self._position) for n in lengths]
-            return PerQueryKernel([step._choose_and_build_kernel() for step in steps], n_keys)
+            return PerQueryCausalKernel([step._choose_and_build_kernel() for step in steps], n_keys)
         bias_PNTS = None if self._position is None else self._position.bias(self._query_PT, self._positions_PS)
         fused_causal = mask.is_only_causal and n_queries == n_keys and bias_PNTS is None
         sees_all = mask.allows_all or fused_causal or (mask.is_only_causal and n_queries == 1)
@@ -165,7 +165,7 @@ class AttentionOp:
         return DenseKernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
 
 
-class MixerOutput(NamedTuple):
+class SublayerFunctionOutput(NamedTuple):
     """Output of a mixer.
 
     x_BTD: what is added to the residual stream.
@@ -182,7 +182,7 @@ AdapterTargets = tuple[tuple[str, tuple[str, ...]], ...]
 """Names of linear maps, each with the adapter target that each of its parts belongs to."""
 
 
-class Mixer(nn.Module, ABC):
+class SublayerFunction(nn.Module, ABC):
     """A sublayer's function, without the residual connection; `out` is its projection into the residual stream."""
 
     out: nn.Linear
@@ -196,7 +196,7 @@ class Mixer(nn.Module, ABC):
         """Returns the cache before the first token; see `CrossAttention.project_source` for sources."""
 
     @abstractmethod
-    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> SublayerFunctionOutput:
         """Returns the output for x, which continues the cached positions, and the updated cache.
 
         Args:
@@ -234,7 +234,7 @@ class AttentionHeadSizes(NamedTuple):
     qkv_bias: bool = True
 
 
-class _MultiHeadAttention(ObservableAttention, Mixer):
+class _MultiHeadAttention(ObservableAttention, SublayerFunction):
     """Base of attention with several heads."""
 
     def __init__(self, sizes: AttentionHeadSizes, dropout: float, score: Score | None, **maps: nn.Linear) -> None:
@@ -254,7 +254,7 @@ class _MultiHeadAttention(ObservableAttention, Mixer):
         dropout = self.dropout if self.training else 0.0
         return attend(q_BNTH, k_BKSH, v_BKSH, dropout, self.score, self.observer).transpose(1, 2).flatten(2)
 
-    def transform_keys_and_append(
+    def transform_keys_for_score_and_append(
         self, cache: LayerState | None, k_BKTH: Tensor, v_BKTH: Tensor
     ) -> KeyValueCache | tuple[Tensor, Tensor]:
         """Transforms keys and returns the cache with them and the values; only these if there is no cache."""
@@ -287,7 +287,7 @@ class SelfAttention(_MultiHeadAttention):
         v_BK0H = k_BK0H.new_empty(n_rows, self.n_kv_heads, 0, self.value_width)
         return KeyValueCache(self.score.transform_keys(k_BK0H), v_BK0H)
 
-    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> SublayerFunctionOutput:
         qkv: Tensor = self.qkv(x_BTD)
         if self._norms:
             q, k, v = torch.split(qkv, list(self.qkv.widths), -1)
@@ -296,12 +296,12 @@ class SelfAttention(_MultiHeadAttention):
         qk, v = torch.split(qkv, [qkv.shape[-1] - n_values, n_values], -1)
         qk, v = _split_heads(qk, self.head_width), _split_heads(v, self.value_width)
         q, k = torch.split(attend.rotate(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
-        keys_and_values = self.transform_keys_and_append(cache, k, v)
+        keys_and_values = self.transform_keys_for_score_and_append(cache, k, v)
         mixed = self.attend_heads(attend, q, *keys_and_values)
         if self.gate is not None:
             by_head = (*mixed.shape[:2], self.n_heads, -1)
             mixed = (mixed.reshape(by_head) * torch.sigmoid(self.gate(x_BTD)).reshape(by_head)).flatten(2)
-        return MixerOutput(self.out(mixed), None if cache is None else keys_and_values)
+        return SublayerFunctionOutput(self.out(mixed), None if cache is None else keys_and_values)
 
     def adapter_targets(self) -> AdapterTargets:
         return ("qkv", ("query", "key", "value")), ("out", ("output",))
@@ -327,12 +327,12 @@ class ProjectionFreeAttention(_MultiHeadAttention):
         empty_BN0H = self.origin.new_empty(n_rows, self.n_heads, 0, self.head_width)
         return KeyValueCache(self.score.transform_keys(empty_BN0H), empty_BN0H)
 
-    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> SublayerFunctionOutput:
         v = _split_heads(x_BTD, self.head_width)
         q = attend.rotate(v)
-        keys_and_values = self.transform_keys_and_append(cache, q, v)
+        keys_and_values = self.transform_keys_for_score_and_append(cache, q, v)
         x_BTD = self.attend_heads(attend, q, *keys_and_values)
-        return MixerOutput(x_BTD, None if cache is None else keys_and_values)
+        return SublayerFunctionOutput(x_BTD, None if cache is None else keys_and_values)
 
 
 class CrossAttention(_MultiHeadAttention):
@@ -354,11 +354,13 @@ class CrossAttention(_MultiHeadAttention):
         k, v = self.kv.split_outputs(source_BSD)
         return Memory(self.score.transform_keys(_split_heads(k, self.head_width)), _split_heads(v, self.value_width))
 
-    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> SublayerFunctionOutput:
         assert isinstance(cache, Memory)
         assert attend.source is not None
         q_BNTH = _split_heads(self.q(x_BTD), self.head_width)
-        return MixerOutput(self.out(self.attend_heads(attend.source, q_BNTH, cache.k_BNSH, cache.v_BNSH)), cache)
+        return SublayerFunctionOutput(
+            self.out(self.attend_heads(attend.source, q_BNTH, cache.k_BNSH, cache.v_BNSH)), cache
+        )
 
     def adapter_targets(self) -> AdapterTargets:
         return ("q", ("query",)), ("kv", ("key", "value")), ("out", ("output",))
@@ -369,9 +371,9 @@ def _split_heads(x_BTD: Tensor, width: int) -> Tensor:
     return x_BTD.view(*x_BTD.shape[:2], -1, width).transpose(1, 2)
 
 
-def find_mixers(model: nn.Module) -> list[Mixer]:
+def find_mixers(model: nn.Module) -> list[SublayerFunction]:
     """Returns all mixers of a model, in module order, nested ones included."""
-    return [module for module in model.modules() if isinstance(module, Mixer)]
+    return [module for module in model.modules() if isinstance(module, SublayerFunction)]
 
 
 def find_linears(model: nn.Module) -> list[nn.Linear]:

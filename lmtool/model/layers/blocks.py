@@ -12,7 +12,13 @@ from torch.nn import functional as F
 
 from lmtool.compute.kernels import ops
 from lmtool.model.language_model import LayerState
-from lmtool.model.layers.attention import AdapterTargets, AttentionOp, JoinedLinear, Mixer, MixerOutput
+from lmtool.model.layers.attention import (
+    AdapterTargets,
+    AttentionOp,
+    JoinedLinear,
+    SublayerFunction,
+    SublayerFunctionOutput,
+)
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.positions import build_position_embedding
 from lmtool.recipe.spec.transformer import Norm, Transformer
@@ -21,7 +27,7 @@ GATE_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu-tanh", "geglu-exact": "gelu
 """The nonlinearity of the gate of each gated activation."""
 
 
-class FeedForward(Mixer):
+class FeedForward(SublayerFunction):
     """Position-wise feed-forward network: W2 f(W1 x), or gated W2 (f(W1 x) * W3 x) (Shazeer 2020)."""
 
     def __init__(self, d_model: int, d_ff: int, activation: str, bias: bool, dropout: float) -> None:
@@ -34,9 +40,9 @@ class FeedForward(Mixer):
     def initial_state(self, n_rows: int) -> LayerState:
         return ()
 
-    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
-        inner = apply_activation(self.up(x_BTD), self.activation)
-        return MixerOutput(self.out(ops.dropout(inner, self.dropout, self.training)), cache)
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> SublayerFunctionOutput:
+        inner = apply_plain_or_gated_activation(self.up(x_BTD), self.activation)
+        return SublayerFunctionOutput(self.out(ops.dropout(inner, self.dropout, self.training)), cache)
 
     def adapter_targets(self) -> AdapterTargets:
         return ("up", ("feed-forward",) * len(self.up.widths)), ("out", ("feed-forward",))
@@ -60,11 +66,11 @@ class InputEmbeddings(nn.Module):
         self.norm = build_norm(spec.norm, width, spec.bias) if spec.norm.embedding else nn.Identity()
         self.scale = math.sqrt(width) if spec.scale_embedding else 1.0
         self.dropout = spec.dropout
-        init_weights_(self, spec, spec.init.embedding_std)
+        init_linears_and_embeddings_(self, spec, spec.init.embedding_std)
         self.project = None
         if spec.embedding_width is not None:
             self.project = nn.Linear(width, spec.d_model, bias=spec.bias)
-            init_weights_(self.project, spec)
+            init_linears_and_embeddings_(self.project, spec)
 
     def forward(
         self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, added_BTD: Tensor | None
@@ -92,7 +98,7 @@ class InputEmbeddings(nn.Module):
         return ops.dropout(self.norm(x_BTD), self.dropout, self.training)
 
 
-class SharedInputEmbeddings(InputEmbeddings):
+class SharedProjectedInputEmbeddings(InputEmbeddings):
     """All input embeddings of another stack, mapped to the width of a model (Clark et al. 2020)."""
 
     def __init__(self, inputs: InputEmbeddings, spec: Transformer) -> None:
@@ -100,7 +106,7 @@ class SharedInputEmbeddings(InputEmbeddings):
         # in a tuple, so that they are not registered here too
         self._inputs = (inputs,)
         self.project = nn.Linear(spec.embedding_width or spec.d_model, spec.d_model, bias=spec.bias)
-        init_weights_(self.project, spec)
+        init_linears_and_embeddings_(self.project, spec)
 
     @property
     def tokens(self) -> nn.Embedding:  # type: ignore[override]  # not registered
@@ -127,14 +133,14 @@ class LanguageModelHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
         # in a tuple, so that it is not registered as a parameter of the head too
         self._embedding = (embedding,)
-        init_weights_(self, spec)
+        init_linears_and_embeddings_(self, spec)
         if self.own is not None:
             nn.init.normal_(self.own, std=spec.init.std)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Returns the logits (..., V) of hidden states (..., D)."""
         if self.dense is not None and self.norm is not None:
-            hidden = self.norm(apply_activation(self.dense(hidden), self.activation))
+            hidden = self.norm(apply_plain_or_gated_activation(self.dense(hidden), self.activation))
         return self.project_to_vocabulary(hidden)
 
     def project_to_vocabulary(self, hidden: Tensor) -> Tensor:
@@ -168,7 +174,7 @@ class SpanBoundaryHead(nn.Module):
         self.inner_norm, self.outer_norm = (build_norm(Norm(), size, bias=True) for size in (width, narrow))
         # in a tuple, so that it is not registered as a part of this head too
         self._head = (head,)
-        init_weights_(self, spec)
+        init_linears_and_embeddings_(self, spec)
 
     def forward(self, left_MD: Tensor, right_MD: Tensor, position_M: Tensor) -> Tensor:
         """Returns the states of the tokens (M, width of the output matrix). position_M: counted from 0."""
@@ -185,7 +191,7 @@ class SpanBoundaryHead(nn.Module):
         return self._head[0].projection_parameters()
 
 
-def apply_activation(x: Tensor, activation: str) -> Tensor:
+def apply_plain_or_gated_activation(x: Tensor, activation: str) -> Tensor:
     """Applies a nonlinearity. Of gated ones the first half of the last dimension is the gate, the second the value."""
     match activation:
         case "relu":
@@ -203,10 +209,10 @@ def apply_activation(x: Tensor, activation: str) -> Tensor:
         case "swiglu":
             return ops.swiglu(x)
     gate, value = x.chunk(2, -1)
-    return apply_activation(gate, GATE_ACTIVATIONS[activation]) * value
+    return apply_plain_or_gated_activation(gate, GATE_ACTIVATIONS[activation]) * value
 
 
-def init_weights_(module: nn.Module, spec: Transformer, std: float | None = None) -> None:
+def init_linears_and_embeddings_(module: nn.Module, spec: Transformer, std: float | None = None) -> None:
     """Sets matrices and embeddings to normal values, biases to zero (Radford et al. 2019). std: None for the spec's."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Embedding):

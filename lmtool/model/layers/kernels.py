@@ -31,7 +31,7 @@ KEY_MULTIPLE = 16
 
 
 @contextmanager
-def force_fused_attention() -> Iterator[None]:
+def force_fused_attention_on_cpu() -> Iterator[None]:
     """Makes CPUs use the fused kernel for all lengths during the context, as GPUs do."""
     before = _FORCE_FUSED.set(True)
     try:
@@ -116,7 +116,7 @@ def _repeat_kv_heads(t_BKSH: Tensor, n_heads: int) -> Tensor:
     return t_BKSH if groups == 1 else t_BKSH.repeat_interleave(groups, 1)
 
 
-class PerQueryKernel:
+class PerQueryCausalKernel:
     """Causal attention of the last queries, each by a kernel of its own for the keys up to it.
 
     So they are computed as if they came one by one, and a product whose rows are independent, as in int8, gives the
@@ -267,4 +267,4 @@ def _window_block_sizes(mask: Mask) -> _WindowBlockSizes:
     return _WindowBlockSizes(n_steps_back, max(MIN_BLOCK_QUERIES, n_steps_back))
 
 
-AttentionKernel = DenseKernel | WindowKernel | PerQueryKernel
+AttentionKernel = DenseKernel | WindowKernel | PerQueryCausalKernel

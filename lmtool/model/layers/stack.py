@@ -16,8 +16,14 @@ from lmtool.batch import Mask
 from lmtool.compute.kernels import ops
 from lmtool.model.language_model import HiddenOutput, ModulesByDepth, append_to_last_layer, sum_auxiliary_losses
 from lmtool.model.layers import attention
-from lmtool.model.layers.attention import AttentionHeadSizes, AttentionOp, CrossAttention, Mixer, MixerOutput
-from lmtool.model.layers.blocks import FeedForward, init_weights_
+from lmtool.model.layers.attention import (
+    AttentionHeadSizes,
+    AttentionOp,
+    CrossAttention,
+    SublayerFunction,
+    SublayerFunctionOutput,
+)
+from lmtool.model.layers.blocks import FeedForward, init_linears_and_embeddings_
 from lmtool.model.layers.norms import HeadNorm, build_norm
 from lmtool.model.layers.observing import find_attention_modules
 from lmtool.model.layers.positions import build_attention_position, build_window_position
@@ -36,7 +42,7 @@ class Sublayer(nn.Module):
     """
 
     def __init__(
-        self, mixer: Mixer, norm: nn.Module, norm_place: NormPlace, dropout: float, residual: bool = True
+        self, mixer: SublayerFunction, norm: nn.Module, norm_place: NormPlace, dropout: float, residual: bool = True
     ) -> None:
         super().__init__()
         self.mixer = mixer
@@ -49,7 +55,7 @@ class Sublayer(nn.Module):
 
     def forward(
         self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None, mixer_input_BTD: Tensor | None = None
-    ) -> MixerOutput:
+    ) -> SublayerFunctionOutput:
         """Returns the new residual stream, and what else the mixer returned.
 
         Args:
@@ -70,7 +76,7 @@ class Sublayer(nn.Module):
             mixed = self.norm(mixed.to(x_BTD.dtype))
         mixed = ops.dropout(mixed, self.dropout, self.training)
         x_BTD = x_BTD + mixed if self.residual else mixed.to(x_BTD.dtype)
-        return MixerOutput(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, new_cache, auxiliary_B)
+        return SublayerFunctionOutput(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, new_cache, auxiliary_B)
 
 
 CacheAndLoss = tuple[LayerState | None, Tensor | None]
@@ -109,7 +115,7 @@ class Stack(nn.Module):
                 mixer, build_norm(spec.norm, spec.d_model, spec.bias), spec.norm.place, spec.dropout, spec.residual
             )
             for _ in range(1 if spec.share_layers else spec.n_layers)
-            for mixer in _build_layer_mixers(spec, add_cross_attention)
+            for mixer in _build_layer_sublayer_functions(spec, add_cross_attention)
         )
         self.n_passes = spec.n_layers if spec.share_layers else 1
         if not spec.norm.first:
@@ -125,7 +131,7 @@ class Stack(nn.Module):
         self.parallel = spec.parallel
         self.adds_to_layer_input = spec.residual_from == "layer"
         self.norm = nn.Identity() if spec.norm.place == "post" else build_norm(spec.norm, spec.d_model, spec.bias)
-        init_weights_(self, spec)
+        init_linears_and_embeddings_(self, spec)
         if spec.init.scale_residual and spec.residual:
             # smaller projections into the residual stream (Radford et al. 2019)
             sublayers = self.sublayers_in_order()
@@ -217,7 +223,7 @@ class Stack(nn.Module):
         x0_BTD: the input of the first layer.
         shares_bias: whether a positional bias with a gradient is shared with other layers.
         """
-        attend = attend if shares_bias else attend.with_recomputed_bias()
+        attend = attend if shares_bias else attend.with_unshared_bias()
         outputs = []
         first = sublayers[0]
         if first.x_scale is not None and first.x0_scale is not None:
@@ -230,7 +236,7 @@ class Stack(nn.Module):
             outputs.append((new_cache, auxiliary_B))
         return x_BTD, outputs
 
-    def modules_by_depth(self) -> ModulesByDepth:
+    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
         """Returns the sublayers of each layer, the last one with the final norm; shared ones are one layer."""
         sublayers, n = list(self.sublayers), self.sublayers_per_layer
         return append_to_last_layer((sublayers[i : i + n] for i in range(0, len(sublayers), n)), self.norm)
@@ -258,14 +264,14 @@ def _must_use_text_positions_for_windows(mask: Mask, positions_PS: Tensor) -> bo
     return bool((moved_PS if mask.keep_BS is None else moved_PS & mask.keep_BS).any())
 
 
-def _build_layer_mixers(spec: Transformer, add_cross_attention: bool) -> Sequence[Mixer]:
+def _build_layer_sublayer_functions(spec: Transformer, add_cross_attention: bool) -> Sequence[SublayerFunction]:
     mixers = [build_mixer(spec)]
     if add_cross_attention:
         mixers.append(CrossAttention(_head_sizes(spec), spec.dropout, _build_score(spec, is_cross_attention=True)))
     return [*mixers, build_feed_forward(spec)] if spec.inner_width else mixers
 
 
-def build_mixer(spec: Transformer) -> Mixer:
+def build_mixer(spec: Transformer) -> SublayerFunction:
     """Builds the token mixer of a layer."""
     match spec.mixer:
         case "attention":
@@ -276,7 +282,7 @@ def build_mixer(spec: Transformer) -> Mixer:
             return attention.ProjectionFreeAttention(_head_sizes(spec), spec.dropout, _build_score(spec))
 
 
-def build_feed_forward(spec: Transformer) -> Mixer:
+def build_feed_forward(spec: Transformer) -> SublayerFunction:
     """Builds the position-wise sublayer of a layer."""
     match spec.feed_forward:
         case DenseFeedForward():

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError, model_validator
 
 from lmtool.recipe.spec import training as settings
-from lmtool.recipe.spec.base import Spec, find_unrepresentable_values
+from lmtool.recipe.spec.base import Spec, find_unrepresentable_texts_and_numbers
 from lmtool.recipe.spec.objective import (
     AnyObjective,
     Causal,
@@ -63,7 +63,7 @@ class Recipe(Spec):
     """Other dashboards to log to, besides the run directory; each is an extra, such as lmtool[tensorboard]."""
 
     @property
-    def resolved_data(self) -> Data:
+    def data_with_resolved_streaming(self) -> Data:
         """The data; never streamed by default where the rest of the recipe needs all of the text at once."""
         if self.data.stream != "auto" or not any(_streaming_mistakes(self)):
             return self.data
@@ -72,7 +72,9 @@ class Recipe(Spec):
     @model_validator(mode="before")
     @classmethod
     def _is_in_range(cls, content: object) -> object:
-        if mistakes := [f"{'.'.join(map(str, path))} {what}" for path, what in find_unrepresentable_values(content)]:
+        if mistakes := [
+            f"{'.'.join(map(str, path))} {what}" for path, what in find_unrepresentable_texts_and_numbers(content)
+        ]:
             raise ValueError("\n".join(mistakes).encode(errors="backslashreplace").decode())
         return content
 
@@ -80,8 +82,8 @@ class Recipe(Spec):
         yield from _objective_mistakes(self)
         yield from _data_mistakes(self)
         yield from _training_mistakes(self)
-        yield from _tuning_mistakes(self)
-        yield from _fitting_mistakes(self)
+        yield from _tuning_and_distillation_mistakes(self)
+        yield from _lbfgs_mistakes(self)
         yield from _evaluation_mistakes(self)
         yield from _head_mistakes(self)
 
@@ -181,7 +183,7 @@ def _training_mistakes(recipe: Recipe) -> Iterator[str]:
         yield "training.carry_state carries the state across documents; data.isolate_documents does not"
 
 
-def _tuning_mistakes(recipe: Recipe) -> Iterator[str]:
+def _tuning_and_distillation_mistakes(recipe: Recipe) -> Iterator[str]:
     """What cannot be frozen or adapted, or learn from a teacher."""
     model, objective, tuning = recipe.model, recipe.objective, recipe.tuning
     if isinstance(model, NGram | SkipGram | Glove | Ppmi) and tuning != settings.Tuning():
@@ -212,7 +214,7 @@ def _tuning_mistakes(recipe: Recipe) -> Iterator[str]:
         yield "distillation.teacher is for training.compile false or auto: what a compiled model reads is not seen"
 
 
-def _fitting_mistakes(recipe: Recipe) -> Iterator[str]:
+def _lbfgs_mistakes(recipe: Recipe) -> Iterator[str]:
     """What L-BFGS does not fit: all but a linear head on vectors of texts, which stay or are trained by contrast."""
     model, head, training = recipe.model, recipe.objective, recipe.training
     is_alone = isinstance(recipe.optimizer, settings.Lbfgs)

@@ -269,7 +269,7 @@ class Transformer(InitialEmbeddingsModelSpec):
         yield from self._norm_mistakes()
         if self.d_ff == 0 and self.ffn_dropout:
             yield f"ffn_dropout {self.ffn_dropout} has no effect: with d_ff 0 there is no feed-forward network; take 0"
-        yield from self._joining_mistakes()
+        yield from self._residual_and_mixer_mistakes()
         if self.score not in ("dot", "scaled-dot") and self.n_kv_heads not in (None, self.n_heads):
             yield f"n_kv_heads {self.n_kv_heads} shares keys, which score {self.score} has for each head"
         yield from find_score_mistakes(self.score, self.rank, self.score_width)
@@ -313,7 +313,7 @@ class Transformer(InitialEmbeddingsModelSpec):
         if self.parallel and norm.place == "post":
             yield "parallel sublayers have no residual sum each, which norm.place post normalises"
 
-    def _joining_mistakes(self) -> Iterator[str]:
+    def _residual_and_mixer_mistakes(self) -> Iterator[str]:
         """Ways to join sublayers, and maps of heads, that other keys take away."""
         if self.d_ff == 0 and self.parallel:
             yield "parallel has no effect: with d_ff 0 a layer has one sublayer; take false"

@@ -23,9 +23,9 @@ from lmtool.compute.device import DTYPES
 from lmtool.compute.kernels.ops import use_kernels_for_fake_tensors
 from lmtool.model import LanguageModel, build
 from lmtool.model.features import find_frozen_features
-from lmtool.model.layers.kernels import force_fused_attention
+from lmtool.model.layers.kernels import force_fused_attention_on_cpu
 from lmtool.model.size import PersistentTrainingBytes
-from lmtool.objective.cross_entropy import chunked_cross_entropy, rows_per_chunk
+from lmtool.objective.cross_entropy import rows_per_chunk, sum_cross_entropy_in_chunks
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.recurrent import PretrainedStatesModelSpec, Recurrent
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
@@ -136,7 +136,7 @@ def _trace_micro_batch_bytes(spec: Model, vocab_size: int, traced: BatchToTrace,
             part.attach_source(cast(LanguageModel, _FakeFeatureModel(spec)))
         batch = traced.batch if fake is None else traced.batch.map_tensors(fake.from_tensor)
         if devices.on_gpu:
-            stack.enter_context(force_fused_attention())
+            stack.enter_context(force_fused_attention_on_cpu())
             stack.enter_context(_DisableAttentionDropout())
         else:
             stack.enter_context(use_kernels_for_fake_tensors())
@@ -161,7 +161,7 @@ def _compute_loss_of_dummy_targets(lm: LanguageModel, hidden_MD: Tensor, n_score
         return hidden_MD.sum()
     scored_MD = hidden_MD if n_scored == len(hidden_MD) else hidden_MD[:n_scored]
     targets_M = torch.zeros(n_scored, dtype=torch.int64)
-    return chunked_cross_entropy(lm, scored_MD, targets_M)
+    return sum_cross_entropy_in_chunks(lm, scored_MD, targets_M)
 
 
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -28,7 +28,7 @@ from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.runs.reference import Reference
 from lmtool.tasks.data import TableData
-from lmtool.tokenization.tokenizer import resolve_vocab_size
+from lmtool.tokenization.tokenizer import resolve_recipe_embedding_rows
 from lmtool.training.cost.devices import DeviceGroup, resolve_device_group
 from lmtool.training.cost.footprint import BatchToTrace, MemoryEstimate, estimate_training_memory_per_device
 from lmtool.training.cost.summary import summarize_model
@@ -40,7 +40,7 @@ from lmtool.training.length import (
     N_VALIDATIONS,
     UNKNOWN_STEPS,
     TimedFirstSteps,
-    list_step_limits_by_data,
+    convert_epochs_and_tokens_to_steps,
 )
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import TrainingPlan, is_for_tables
@@ -124,7 +124,7 @@ def forecast_training(
         raise UsageError(f"a utilization of {utilisation:g} is not a share of a peak", fix="for example 0.4")
     recipe, data = plan.recipe, None
     if plan.tables or recipe.data.sources:
-        recipe, data, *_ = plan.read_data(report)
+        recipe, data, *_ = plan.read_data_teacher_and_features(report)
     report("measuring", 0, 0)
     spec, batch_size = recipe.model, recipe.training.batch_size
     if spec.counts:
@@ -133,7 +133,7 @@ def forecast_training(
     if batch_size % n_devices:
         what = f"a batch of {batch_size} rows cannot be shared by {n_devices} devices"
         raise UsageError(what, where="training.batch_size", fix=f"set it to a multiple of {n_devices}")
-    vocab_size = spec.vocab_size or resolve_vocab_size(recipe)
+    vocab_size = spec.vocab_size or resolve_recipe_embedding_rows(recipe)
     if count_parameters(spec, vocab_size or ASSUMED_VOCAB_SIZE) == UNCOUNTABLE:
         raise RecipeError(["the model has a tensor of more bytes than can be counted"])
     work = _TrainingWorkload(
@@ -145,7 +145,7 @@ def forecast_training(
     steps = recipe.training.steps
     if not work.has_table or recipe.training.minutes is not None:
         # of several limits the one that ends first, as in training
-        steps = min(work.list_step_limits(seconds), default=steps)
+        steps = min(work.convert_budgets_to_steps(seconds), default=steps)
     n_examples = steps * batch_size
     if data is not None and isinstance(recipe.optimizer, Lbfgs):  # reads all in a step
         n_examples = steps * data.per_epoch
@@ -198,7 +198,7 @@ def _list_forecast_assumptions(
         yield "operations are those of the full softmax; negative samples take far fewer"
     if (
         training.has_budget
-        and not workload.list_step_limits(step_seconds)
+        and not workload.convert_budgets_to_steps(step_seconds)
         and (not workload.has_table or training.minutes is not None)
     ):
         kind = "table" if workload.is_for_tables else "text"
@@ -243,7 +243,7 @@ class _TrainingWorkload:
         words = replace(vocabulary, word_continuations_2V=np.zeros((2, self.vocab_size), dtype=bool))
         return objective_of(self.recipe, words)
 
-    def make_examples(self, objective: Objective) -> Windows:
+    def make_training_examples(self, objective: Objective) -> Windows:
         cut = objective.choose_text_cut(self.spec.context)
         store = cast(TokenStore, _RandomTokenStore(self.vocab_size, max(1 << 16, 4 * cut.length)))
         return Windows(store, cut, 0)
@@ -258,7 +258,7 @@ class _TrainingWorkload:
             batch = Batch(tokens_BT, source_BS=tokens_BT if has_source else None, prefix_B=prefix_B)
             return BatchToTrace(batch, scored, accumulates)
         objective = self.placeholder_objective
-        batch = objective.collate(self.make_examples(objective).read(np.arange(n_rows)))
+        batch = objective.collate(self.make_training_examples(objective).read(np.arange(n_rows)))
         return BatchToTrace(batch, self._mean_scored_fraction, accumulates)
 
     @cached_property
@@ -267,7 +267,7 @@ class _TrainingWorkload:
         if not isinstance(self.recipe.objective, Masked | ReplacedTokens):
             return 1.0
         objective = self.placeholder_objective
-        batch = objective.collate(self.make_examples(objective).read(np.arange(AVERAGED_ROWS)))
+        batch = objective.collate(self.make_training_examples(objective).read(np.arange(AVERAGED_ROWS)))
         return float((batch.required_targets_BT != IGNORE).float().mean())
 
     @cached_property
@@ -313,7 +313,7 @@ class _TrainingWorkload:
         torch.manual_seed(0)
         if self.data is None:
             objective = self.placeholder_objective
-            examples: ExampleSource = self.make_examples(objective)
+            examples: ExampleSource = self.make_training_examples(objective)
             lm = build(self.spec, self.vocab_size).to(compute.device)
         else:
             data = self.data
@@ -321,7 +321,7 @@ class _TrainingWorkload:
             examples = (
                 data.make_windows_of_stored_text(objective)
                 if isinstance(data, TextData)
-                else data.make_examples(objective)
+                else data.make_training_examples(objective)
             )
             self.n_parameters = sum(parameter.numel() for parameter in lm.parameters())
         recipe = self.recipe.with_unvalidated_values({"training.batch_size": n_rows})
@@ -356,10 +356,10 @@ class _TrainingWorkload:
         seconds = one + max(0.0, two - one) * (training.batch_size - n_rows) / n_rows
         return seconds, f"measured with {2 * n_rows} rows"
 
-    def list_step_limits(self, step_seconds: float | None) -> list[int]:
+    def convert_budgets_to_steps(self, step_seconds: float | None) -> list[int]:
         """Returns the steps that each known limit of the recipe allows: of epochs, tokens and minutes."""
         minutes = self.recipe.training.minutes
-        limits = [n_steps for n_steps, _ in list_step_limits_by_data(self.recipe, self.data)]
+        limits = [n_steps for n_steps, _ in convert_epochs_and_tokens_to_steps(self.recipe, self.data)]
         if minutes is not None and step_seconds is not None:
             left = 60 * minutes - N_VALIDATIONS * self.estimate_validation_seconds(step_seconds)
             limits.append(max(1, int(left / step_seconds)))

@@ -11,7 +11,7 @@ import pytest
 from lmtool.apps.checking import cache as module
 from lmtool.apps.checking.cache import (
     CACHE_KINDS,
-    DiskCacheEntry,
+    CacheEntryInfo,
     describe_cache_entry,
     find_cache_entries,
     remove_cache_entry_or_explain,
@@ -60,7 +60,7 @@ def make_all(folder: Path) -> dict[str, Path]:
     }
 
 
-def paths(entries: Iterable[DiskCacheEntry]) -> set[Path]:
+def paths(entries: Iterable[CacheEntryInfo]) -> set[Path]:
     return {entry.path for entry in entries}
 
 

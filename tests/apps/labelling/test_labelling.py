@@ -33,7 +33,7 @@ def annotate(
         rows.append(row)
         labelling.save_answer_and_assign_next("a", row["row"], row["version"], [truth[text_of(row)]])
         if i % every == 0 or i == n:
-            labelling.update_queue_and_estimates()
+            labelling.fit_and_update_queue_and_estimates()
     return rows
 
 
@@ -159,7 +159,7 @@ def test_several_labels_are_learned(begin: Begin, tmp_path: Path) -> None:
         text = text_of(row)
         labels = [name for name in ("cat", "small", "here") if name in text.split()]
         labelling.save_answer_and_assign_next("a", row["row"], 0, labels)
-        labelling.update_queue_and_estimates()
+        labelling.fit_and_update_queue_and_estimates()
     assert labelling.estimate is not None
     assert labelling.estimate[0] > 0.5
 
@@ -189,7 +189,7 @@ def test_labels_that_are_wrong_are_found_and_kept_if_confirmed(table: Path, begi
     assert all(row["labels"] == ("fruit",) and row["suggested"] == ("animal",) for row in doubted[:2])
     first = doubted[0]
     labelling.save_answer_and_assign_next("a", first["row"], first["version"], ["fruit"])
-    labelling.update_queue_and_estimates()
+    labelling.fit_and_update_queue_and_estimates()
     assert text_of(first) not in {text_of(row) for row in labelling.progress_with_doubted_answers()["wrong"]}
 
 
@@ -203,7 +203,7 @@ def test_the_thread_learns_and_goes_on_after_an_error(
 ) -> None:
     labelling = begin(table)
     with monkeypatch.context() as patch:
-        patch.setattr(labelling, "update_queue_and_estimates", lambda: 1 / 0)
+        patch.setattr(labelling, "fit_and_update_queue_and_estimates", lambda: 1 / 0)
         labelling.open(None)  # type: ignore[arg-type]
         time.sleep(0.1)
     for _ in range(40):

@@ -65,8 +65,8 @@ def test_a_row_is_predicted_without_its_answer() -> None:
 
 def test_the_least_sure_rows_come_first() -> None:
     p_QC = np.array([[0.9, 0.1, 0.0], [0.4, 0.35, 0.25], [0.5, 0.1, 0.4], [0.34, 0.33, 0.33]])
-    assert learning.rank_rows_by_uncertainty(p_QC[:, None]).tolist() == [3, 1, 2, 0]
-    assert learning.rank_rows_by_uncertainty(np.stack([1 - p_QC, p_QC], 2)).tolist() == [2, 1, 3, 0]
+    assert learning.rank_rows_by_margin(p_QC[:, None]).tolist() == [3, 1, 2, 0]
+    assert learning.rank_rows_by_margin(np.stack([1 - p_QC, p_QC], 2)).tolist() == [2, 1, 3, 0]
 
 
 def test_the_first_rows_are_different() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from lmtool.apps.sweeping.halving import (
     ETA,
-    RunCost,
     Rung,
+    RunSeconds,
     count_halvings,
     estimate_seconds_of_rungs,
     make_rungs,
@@ -49,7 +49,7 @@ class Machine:
         self.now += max(free)
 
     def estimate_largest_cost(self, names):
-        return RunCost(self.start, self.whole)
+        return RunSeconds(self.start, self.whole)
 
     def rank(self, names):
         return sorted(names, key=lambda name: self.value(name, self.share[name]))
@@ -83,11 +83,13 @@ def test_the_time_of_rungs_is_what_they_take(slots, done):
     planned = [rung for rung in make_rungs(9, slots, 2) if rung.end_share > done]
     for rung in planned:
         machine.train(names[: rung.n_runs], rung.end_share)
-    assert estimate_seconds_of_rungs(planned, slots, RunCost(2.0, 100.0), done) == pytest.approx(machine.now, abs=0.001)
+    assert estimate_seconds_of_rungs(planned, slots, RunSeconds(2.0, 100.0), done) == pytest.approx(
+        machine.now, abs=0.001
+    )
 
 
 def test_the_gentlest_plan_is_taken_that_there_is_time_for():
-    cost = RunCost(0.0, 9.0)
+    cost = RunSeconds(0.0, 9.0)
     assert plan_rungs(9, 1, 1000, cost) == make_rungs(9, 1, 0)
     assert plan_rungs(9, 1, 51, cost) == make_rungs(9, 1, 1)
     assert plan_rungs(9, 1, 24, cost) == make_rungs(9, 1, 2)
@@ -134,7 +136,7 @@ def test_runs_are_stopped_where_steps_become_slower():
         train(*arguments)
         machine.whole = min(400.0, 2 * machine.whole)
 
-    machine.train, machine.estimate_largest_cost = slower, lambda names: RunCost(2.0, 40.0)
+    machine.train, machine.estimate_largest_cost = slower, lambda names: RunSeconds(2.0, 40.0)
     train_by_halving(names, 2, lambda: 180 - machine.now, machine)
     assert machine.now == pytest.approx(1.05 * 180)
     assert max(machine.share.values()) < 1

@@ -35,7 +35,7 @@ def test_products(dtype: str, n_out: int, n_in: int) -> None:
 def test_rows_of_eight_bits() -> None:
     weight, indices = torch.randn(37, 64), torch.tensor([[0, 36], [15, 16]])
     dense = torch.mul(*quantize_int8(weight))
-    assert torch.equal(NativeMatrix(weight, "int8").dequantize_rows(indices), dense[indices])
+    assert torch.equal(NativeMatrix(weight, "int8").dequantize_int8_rows(indices), dense[indices])
 
 
 @compiled

@@ -74,7 +74,9 @@ def rows_of(loaded: LoadedModel, *texts: list[str]) -> list[tuple[list[int], lis
     """Complete rows of one text or of two, as lmtool frames them: ids and segments."""
     rows = []
     for parts in zip(*texts, strict=True):
-        ids, segments, _ = loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text)) for text in parts])
+        ids, segments, _ = loaded.prompt_format.encode_and_truncate_row(
+            [np.array(loaded.tokenizer.encode(text)) for text in parts]
+        )
         rows.append((ids.tolist(), None if segments is None else segments.tolist()))
     return rows
 
@@ -145,7 +147,7 @@ def test_generation(case: str, tmp_path: Path) -> None:
     step = batch.tokens_BT
     with torch.no_grad():
         for _ in range(8):
-            hidden, state = loaded.model.forward_incremental(step, state)
+            hidden, state = loaded.model.compute_hidden_states_incrementally(step, state)
             token = int(loaded.model.logits(hidden)[0, -1].argmax())
             if token in loaded.prompt_format.end_ids:
                 break
@@ -339,7 +341,7 @@ def failing(error: BaseException) -> Callable[..., None]:
     return fail
 
 
-@pytest.mark.parametrize("where", ["serialize_safetensors", "write_new_file", "sync_directory"])
+@pytest.mark.parametrize("where", ["serialize_safetensors", "write_and_sync_new_file", "sync_directory"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_leaves_nothing(
     where: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,13 +9,13 @@ import transformers
 
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
-from lmtool.generation.chat import choose_chat_format
+from lmtool.generation.chat import choose_chat_or_plain_format
 from lmtool.interop.export.exporting import export, export_gguf_and_modelfile
 from lmtool.interop.gguf.container import GgufContainer
 from lmtool.interop.importing import import_to_cache
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.load import LoadedModel, load_run
-from lmtool.tasks.predict import build_trained_task
+from lmtool.tasks.predict import build_task_with_saved_calibration
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from lmtool.tokenization.chat import Message
@@ -82,14 +82,16 @@ def rows(loaded: LoadedModel) -> list[tuple[list[int], list[int] | None]]:
     else:
         columns = Columns(("question",), target="answer")
         items = [LabelledRow((text,), None, "for the rain", i) for i, text in enumerate(TEXTS)]
-    made = build_trained_task(loaded, "", columns, ()).encode(items)
+    made = build_task_with_saved_calibration(loaded, "", columns, ()).encode(items)
     return [(row.tokens.tolist(), None if row.target is None else row.target.tolist()) for row in made]
 
 
 def conversation(loaded: LoadedModel) -> list[int] | str:
     """What `chat` reads, or why it refuses."""
     try:
-        return choose_chat_format(loaded).encode_prompt([Message(role=role, content=text) for role, text in TURNS[:3]])
+        return choose_chat_or_plain_format(loaded).encode_prompt(
+            [Message(role=role, content=text) for role, text in TURNS[:3]]
+        )
     except UsageError as refusal:
         return refusal.what
 

@@ -48,7 +48,9 @@ class Known(NamedTuple):
     def tables(self) -> bool:
         return self.known is not None
 
-    def read_data(self, report: Progress) -> tuple[Recipe, TextData | TableData | None, None, None]:
+    def read_data_teacher_and_features(
+        self, report: Progress
+    ) -> tuple[Recipe, TextData | TableData | None, None, None]:
         return self.recipe, self.known, None, None
 
 
