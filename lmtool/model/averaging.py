@@ -111,7 +111,7 @@ class AveragingModel(ModelWithoutNextToken):
     training, or a lower one in a short text, so that MIN_EXPECTED_FEATURES stay on average; a text that would lose all
     features keeps them.
     With one_hot, E is the identity: x holds relative frequencies of features, and the head is a linear classifier;
-    with log_ratios too, x is 1 for each feature present in the text, and the head is a NaiveBayesScaledHead. With tf_idf,
+    with log_ratios too, x is 1 for each feature of the text, and the head is a NaiveBayesScaledHead. With tf_idf,
     the weights of the sum are (1 + log n_f) idf_f instead of equal ones, n_f being how often the text has f, scaled so
     that their squares sum to 1 (Salton and Buckley 1988).
     `fit_idf_and_ngram_of_buckets_` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most

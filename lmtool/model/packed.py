@@ -68,7 +68,7 @@ def _shape_placeholder(weight: Tensor) -> Tensor:
 
 
 def quantize_weights_(model: nn.Module, precision: str, *, store_dequantized: bool) -> None:
-    """Rounds the matrices of layers to int8 or int4. store_dequantized: keep the rounded values in the weights' dtype."""
+    """Rounds the matrices of layers to int8 or int4. store_dequantized: keep rounded values in the weights' dtype."""
     for linear in find_linears(model):
         product = DequantizingProduct(linear.weight.detach(), precision)
         if store_dequantized:

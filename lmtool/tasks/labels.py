@@ -113,7 +113,7 @@ class NumberFormat(NamedTuple):
     percent: bool = False
 
     def parse(self, text: str) -> float | None:
-        """Parses a number in this format like `parse_float_or_nonfinite`; a percentage is the number before its sign."""
+        """Parses a number like `parse_float_or_nonfinite`; a percentage is the number before its sign."""
         text = text.translate(_EQUIVALENT_SIGNS)
         if self.percent:
             if not text.endswith("%"):
