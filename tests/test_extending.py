@@ -49,7 +49,7 @@ for n, arguments in enumerate(sys.argv[1:]):
     whole = model(Batch(tokens)).hidden_BTD
     state, chunks = model.initial_state(Batch(tokens)), []
     for start, stop in ((0, 5), (5, 6), (6, 12)):
-        hidden, state = model.compute_hidden_states_incrementally(tokens[:, start:stop], state)
+        hidden, state = model.forward_incremental(tokens[:, start:stop], state)
         chunks.append(hidden)
     torch.testing.assert_close(torch.cat(chunks, 1), whole, rtol=1e-9, atol=1e-9)
     for how in (["--num-beams", "3"], ["--precision", "int8"]):

@@ -129,13 +129,13 @@ def main() -> None:
             typer.echo(printable(traceback.format_exc(), keep_line_breaks=True), err=True, nl=False)
         explained = to_lmtool_error(error)
         for line in map(printable, filter(None, explained.lines())):
-            half = MAX_LINE_CHARACTERS // 2
+            half = MAX_ERROR_LINE_CHARACTERS // 2
             typer.echo(line if len(line) <= 2 * half else f"{line[:half]} ... {line[-half:]}", err=True)
         code = explained.exit_code
     sys.exit(code)
 
 
-MAX_LINE_CHARACTERS = 600
+MAX_ERROR_LINE_CHARACTERS = 600
 """Maximum characters of a line of an error message. Paths have at most 255 per folder; longer lines are attacks."""
 
 
@@ -170,15 +170,17 @@ _REPLACEMENTS = {
 """Replacements for parts of pydantic's messages, which Typer shows."""
 
 
-_TASKS = "lm-eval measures tasks: lmtool {} --tasks NAME, a YAML file in its format, or a folder of them"
-_EXAMPLES = "examples before a prompt are fewshot_split and num_fewshot of a task file: lmtool eval RUN --tasks FILE"
+_LM_EVAL_TASKS_HINT = "lm-eval measures tasks: lmtool {} --tasks NAME, a YAML file in its format, or a folder of them"
+_LM_EVAL_EXAMPLES_HINT = (
+    "examples before a prompt are fewshot_split and num_fewshot of a task file: lmtool eval RUN --tasks FILE"
+)
 _FORMER = {
-    ("lmtool eval", "--suite"): _TASKS.format("eval RUN"),
-    ("lmtool runs compare", "--suite"): _TASKS.format("runs compare RUN RUN"),
+    ("lmtool eval", "--suite"): _LM_EVAL_TASKS_HINT.format("eval RUN"),
+    ("lmtool runs compare", "--suite"): _LM_EVAL_TASKS_HINT.format("runs compare RUN RUN"),
     ("lmtool eval", "--output"): "write the rows of tasks with --rows FILE, or the figures with --json",
     ("lmtool eval", "-o"): "write the rows of tasks with --rows FILE, or the figures with --json",
-    ("lmtool eval", "--train"): _EXAMPLES,
-    ("lmtool eval", "--seed"): _EXAMPLES,
+    ("lmtool eval", "--train"): _LM_EVAL_EXAMPLES_HINT,
+    ("lmtool eval", "--seed"): _LM_EVAL_EXAMPLES_HINT,
 }
 """What stands in place of options that commands of earlier versions had."""
 

@@ -21,7 +21,7 @@ from lmtool.compute.shards import get_local_rows
 class LayeredModule(Protocol):
     """A module that knows its layers."""
 
-    def embeddings_and_layers_by_depth(self) -> Sequence[Sequence[nn.Module | None]]:
+    def modules_by_depth(self) -> Sequence[Sequence[nn.Module | None]]:
         """The embedding, then each layer, as groups of modules."""
         ...
 
@@ -99,7 +99,7 @@ class ShardedModel:
 
 def _linears_by_layer(lm: LayeredModule) -> Iterator[list[nn.Module]]:
     """The linear maps of each layer."""
-    for group in lm.embeddings_and_layers_by_depth()[1:]:
+    for group in lm.modules_by_depth()[1:]:
         linears = [m for part in group if part is not None for m in part.modules() if isinstance(m, nn.Linear)]
         if linears:
             yield cast(list[nn.Module], linears)

@@ -40,7 +40,7 @@ COLLECTIVE_TIMEOUT = timedelta(hours=6)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-POLL_SECONDS = 1.0
+PARENT_POLL_SECONDS = 1.0
 """Time between two looks whether torchrun is still there."""
 
 ORPHAN_SECONDS = 30.0
@@ -278,7 +278,9 @@ def _call_interruptibly(function: Callable[[], None]) -> None:
     thread = Thread(target=call, daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(POLL_SECONDS)  # else a signal just before the wait would be handled after it, which may be never
+        thread.join(
+            PARENT_POLL_SECONDS
+        )  # else a signal just before the wait would be handled after it, which may be never
     if errors:
         raise errors[0]
 
@@ -318,7 +320,7 @@ def _watch_second_signal_and_parent(signal_socket: socket, parent_pid: int) -> N
 
     signal_socket: receives the number of each signal.
     """
-    n_received, timeout_seconds = 0, POLL_SECONDS
+    n_received, timeout_seconds = 0, PARENT_POLL_SECONDS
     while True:
         if select.select([signal_socket], [], [], timeout_seconds)[0]:
             for number in signal_socket.recv(64):

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 SURVEYS, TOKENIZERS, TOKENS = "surveys", "tokenizers", "tokens"
 
-_ENTRY = ".entry"
+_ENTRY_SUFFIX = ".entry"
 _LOG = logging.getLogger(__name__)
 
 
@@ -43,7 +43,7 @@ def load_or_create(
     description: of the entry, for the warning about a damaged one. parse: may raise ValueError.
     Raises ResourceError when the entry cannot be written.
     """
-    cached = cache_folder() / folder / f"{key}{_ENTRY}"
+    cached = cache_folder() / folder / f"{key}{_ENTRY_SUFFIX}"
     path = find_writable_cache_path(cached)
     if path != cached:
         with suppress(OSError, ValueError):
@@ -87,7 +87,7 @@ def find_damaged_entries() -> Iterator[tuple[Path, str]]:
     """Yields the path of each damaged entry of the cache, and what is wrong with it."""
     cache = cache_folder()
     for folder in (SURVEYS, TOKENIZERS):
-        for path in sorted((cache / folder).glob(f"*{_ENTRY}")):
+        for path in sorted((cache / folder).glob(f"*{_ENTRY_SUFFIX}")):
             try:
                 _read_verified_entry(path)
             except (OSError, ValueError) as error:

@@ -59,7 +59,9 @@ _COHERENT_TEXT_RATIO = 1.2
 _FULL_LINE_FRACTION = 0.8
 """Lines of at least this fraction of the length of long lines are full; in wrapped prose most lines are."""
 
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
+_WORD_OR_CHARACTER = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
+)
 """A word, or a character of a script without spaces."""
 
 
@@ -298,7 +300,7 @@ def _are_lines_documents(head: str) -> bool:
     visible = sum(len(line) - line.count(" ") for line in full)
     if sum(letter.isalpha() for line in full for letter in line) < visible / 2:
         return False
-    words = [frozenset(map(str.lower, _WORD.findall(line))) for line in full]
+    words = [frozenset(map(str.lower, _WORD_OR_CHARACTER.findall(line))) for line in full]
     if long_line <= _NAME_CHARACTERS and sum(map(len, words)) <= _MAX_NAME_WORDS * len(full):
         return True
     n_filled = sum(len(line) >= _FULL_LINE_FRACTION * long_line for line in full)

@@ -14,7 +14,7 @@ from functools import cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from lmtool.data.files import MAX_LINE_CHARACTERS, count_line_ends, find_next_line, iterate_lines, quote
+from lmtool.data.files import MAX_TEXT_LINE_CHARACTERS, count_line_ends, find_next_line, iterate_lines, quote
 
 MAX_FIELD_CHARACTERS = 1 << 20
 """Default limit of the length of a field."""
@@ -67,7 +67,7 @@ class RecordFault(NamedTuple):
 
 def max_line_length(limit: int) -> int:
     """Returns the length that a line must not reach if fields have at most `limit` characters."""
-    return min(_MAX_FIELDS_OF_LINE * limit, MAX_LINE_CHARACTERS)
+    return min(_MAX_FIELDS_OF_LINE * limit, MAX_TEXT_LINE_CHARACTERS)
 
 
 RowRecord = tuple[int | None, Sequence[Any], RecordFault | None]

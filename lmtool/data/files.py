@@ -43,7 +43,7 @@ MAX_QUOTED_NAMES = 8
 MAX_DOCUMENT_SEARCH_BYTES = 1 << 26
 """Bytes that are searched for the end of a document."""
 
-MAX_LINE_CHARACTERS = 1 << 26
+MAX_TEXT_LINE_CHARACTERS = 1 << 26
 """Limit of the length of a line."""
 
 _BLANK_BYTES = b" \t\r\n\0" + codecs.BOM_UTF8 + codecs.BOM_UTF16
@@ -404,7 +404,7 @@ def read_nonblank_lines(path: Path, encoding: str | None = None) -> Iterator[str
 
     Raises as `read_text_blocks` does.
     """
-    for text in read_whole_line_blocks(path, encoding, MAX_LINE_CHARACTERS):
+    for text in read_whole_line_blocks(path, encoding, MAX_TEXT_LINE_CHARACTERS):
         yield from (line.rstrip("\r\n") for line in iterate_lines(text) if line.strip())
 
 

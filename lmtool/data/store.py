@@ -91,7 +91,7 @@ class _LazilyVerifiedShard:
             raise self._store.damage
 
 
-_SYSTEM_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
+_ERRNOS_WITHOUT_DAMAGE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
 """Errors of the system, which do not mean that a store is damaged."""
 
 
@@ -130,7 +130,7 @@ class TokenStore:
                 raise DataError("there is no token store", where=str(path), fix=fix) from error
             raise self._invalidate_and_make_error(f"{Path(error.filename).name} is missing") from error
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
+            if isinstance(error, OSError) and error.errno in _ERRNOS_WITHOUT_DAMAGE:
                 what = f"the token store cannot be read: {error.strerror}"
                 raise ResourceError(what, where=str(path), fix=durable.suggest_write_fix(error)) from error
             raise self._invalidate_and_make_error(str(error)) from error

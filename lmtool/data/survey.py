@@ -34,7 +34,7 @@ _VERSION = 1
 _VOCABULARY_CHARACTERS = 8_000_000
 """Characters of the text whose vocabulary and alphabet are collected."""
 
-_WORD = re.compile(r"\w+")
+_WORD_CHARACTERS = re.compile(r"\w+")
 
 
 class CorpusCounts(JsonModel):
@@ -177,7 +177,7 @@ def _compute_corpus_counts(corpus: Corpus, report: Progress) -> CorpusCounts:
         n_bytes += sum(map(utf8_length, chunk.texts))
         if characters <= _VOCABULARY_CHARACTERS:
             alphabet.update(*chunk.texts)
-            for words in map(_WORD.findall, chunk.texts):
+            for words in map(_WORD_CHARACTERS.findall, chunk.texts):
                 new = set(words) - seen
                 words_and_new.append((len(words), len(new)))
                 seen |= new

@@ -34,7 +34,7 @@ from lmtool.storage.records import replace_nonfinite
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _QUOTED_CHARACTERS = re.compile(r'[",\r\n]')
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_PLAIN_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 
 Value = Any
 """A text in a .csv or .tsv file; in other files any value of JSON or Parquet."""
@@ -268,7 +268,7 @@ def format_csv_row(values: Iterable[Value], guard_formulas: bool = False) -> str
     """
     cells = [_format_cell(value) for value in values]
     for i, cell in enumerate(cells):
-        if guard_formulas and cell.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(cell):
+        if guard_formulas and cell.startswith(_FORMULA_STARTS) and not _PLAIN_NUMBER.fullmatch(cell):
             cells[i] = cell = "'" + cell
         # The csv module of Python 3.11 does not quote a CR, which no reader restores.
         if _QUOTED_CHARACTERS.search(cell):

@@ -23,7 +23,7 @@ _READ_BYTES = 1 << 20
 MAX_WORD_BYTES = 10_000
 """A file with a longer word is damaged."""
 
-MAX_LINE_BYTES = 1 << 20
+MAX_VECTOR_LINE_BYTES = 1 << 20
 """Longer lines are read in part only."""
 
 FASTTEXT_MODEL_MAGIC = (793712314).to_bytes(4, "little")
@@ -64,7 +64,7 @@ class VectorFile:
     def open(cls, path: Path) -> "VectorFile":
         """Reads the header. Raises DataError when the file has no word vectors, ResourceError when it is unreadable."""
         with convert_read_errors(path), open_decompressed(path) as file:
-            line = file.readline(MAX_LINE_BYTES)
+            line = file.readline(MAX_VECTOR_LINE_BYTES)
             if line.startswith(FASTTEXT_MODEL_MAGIC):
                 fix = "name the .vec file beside it"
                 raise DataError("a model of fastText, not its vectors", where=display_path(path), fix=fix)
@@ -79,7 +79,7 @@ class VectorFile:
             if not n_words or not width:
                 what = f"the header promises {n_words} words of {width} numbers: no vectors"
                 raise DataError(what, where=f"{display_path(path)}:1", fix="write or download the file again")
-            n_numbers = _count_numbers_after_word(file.readline(MAX_LINE_BYTES))
+            n_numbers = _count_numbers_after_word(file.readline(MAX_VECTOR_LINE_BYTES))
             if n_numbers not in (None, width):
                 what = f"the header promises {width} numbers for each word, and the first word has {n_numbers}"
                 fix = "correct the header, or download the file again"

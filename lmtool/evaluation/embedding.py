@@ -28,7 +28,7 @@ from lmtool.tokenization.tokenizer import find_word_spans
 
 PoolName = Literal["none", "mean", "max", "first", "last", "own"]
 
-GROUP_SIZE = 256
+TEXTS_PER_GROUP = 256
 """Texts that are encoded at once and batched by length."""
 
 EMBEDDING_BATCH_TOKENS = 4096
@@ -124,7 +124,7 @@ def embed(
     )
     read = False
     with loaded.join_process_group_once() as loaded:
-        while group := list(islice(waiting, GROUP_SIZE)):
+        while group := list(islice(waiting, TEXTS_PER_GROUP)):
             read = True
             yield from embed_encoded_texts(loaded, group, layer, pool)
     if not read:

@@ -207,7 +207,7 @@ def _advance_states(lm: LanguageModel, token: int, states_BS: Tensor) -> Tensor:
     parts = iter(states_BS.chunk(sum(map(len, cells)), -1))
     layers = [tuple(next(parts) for _ in cell) for cell in cells]
     state = replace(empty, layers=(*layers, *empty.layers[len(cells) :]))
-    return _join_states(lm.compute_hidden_states_incrementally(tokens_B1, state)[1])
+    return _join_states(lm.forward_incremental(tokens_B1, state)[1])
 
 
 @contextmanager

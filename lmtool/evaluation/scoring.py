@@ -416,14 +416,12 @@ def _score_batch_sharing_prefix(
         runs = [list(run) for _, run in groupby(numbered, itemgetter(1))]
         alike = [tuple(map(list, zip(*run, strict=True))) for run in runs]
         return [scores for run in alike for scores in _score_batch_sharing_prefix(loaded, *run)]
-    hidden_BTD, state = model.compute_hidden_states_incrementally(batch.tokens_BT, state)
+    hidden_BTD, state = model.forward_incremental(batch.tokens_BT, state)
     state = state.truncate_rows(prefix_lengths)
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
     if any(map(len, rest)):
         state = state.select_rows([b for b, rows in enumerate(groups) for _ in rows])
-        apart = iter(
-            model.compute_hidden_states_incrementally(pad_rows_right(rest, pad)[0].to(loaded.device), state)[0]
-        )
+        apart = iter(model.forward_incremental(pad_rows_right(rest, pad)[0].to(loaded.device), state)[0])
     states = [
         torch.cat([torch.cat((hidden_TD[:n], next(apart)))[row.positions] for row in rows])
         for (rows, n), hidden_TD in zip(numbered, hidden_BTD, strict=True)

@@ -65,7 +65,7 @@ class FastStepsByShape:
         step = self.find_or_capture_step(state)
         if step is None or step.is_checked:
             return None if step is None else step(tokens_B1, state)
-        hidden_B1D, plain = self._model.compute_hidden_states_incrementally(tokens_B1, state.to_growable())
+        hidden_B1D, plain = self._model.forward_incremental(tokens_B1, state.to_growable())
         expected_BD = hidden_B1D[:, -1]
         hidden_BD, after = step(tokens_B1, state)
         rounds = torch.is_autocast_enabled(tokens_B1.device.type) or has_quantized_inputs(self._model)
@@ -145,7 +145,7 @@ class FixedShapeStep:
         with torch.autocast(
             kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
         ):
-            hidden_B1D, after = self._model.compute_hidden_states_incrementally(self._tokens_B1, self._state)
+            hidden_B1D, after = self._model.forward_incremental(self._tokens_B1, self._state)
         for kept, now in zip(self._state.layers, after.layers, strict=True):
             if isinstance(kept, RowTokens) and isinstance(now, RowTokens):
                 kept.tokens_BS.copy_(now.tokens_BS[:, 1:])

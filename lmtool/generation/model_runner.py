@@ -122,7 +122,7 @@ class ModelRunner:
     @torch.inference_mode()
     def read_tokens(self, tokens: Sequence[Sequence[int]], state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Reads more tokens of each row, padded to the longest. Returns hidden states (B, T, D) and the new state."""
-        return self._model.compute_hidden_states_incrementally(self._pad_tokens(tokens), state)
+        return self._model.forward_incremental(self._pad_tokens(tokens), state)
 
     def read_prompt_or_reuse_last(self, window: Prompt) -> tuple[Tensor, DecodeState]:
         """Reads a window in one pass. Returns hidden states (1, T, D) and the state, which stay valid.
@@ -145,7 +145,7 @@ class ModelRunner:
         tokens_B1 = torch.tensor(tokens, device=self.device)[:, None]
         if (stepped := self._steps(tokens_B1, state)) is not None:
             return stepped
-        hidden_B1D, state = self._model.compute_hidden_states_incrementally(tokens_B1, state.to_growable())
+        hidden_B1D, state = self._model.forward_incremental(tokens_B1, state.to_growable())
         return hidden_B1D[:, -1], state
 
     def get_ngram_contexts(self, ids: Sequence[int], n: int) -> list[Sequence[int]]:

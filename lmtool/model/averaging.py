@@ -329,7 +329,7 @@ class AveragingModel(ModelWithoutNextToken):
     def no_next_token_error(self) -> UsageError:
         return UsageError("an averaging model does not generate text", fix="classify texts with lmtool predict")
 
-    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
+    def modules_by_depth(self) -> ModulesByDepth:
         return [(self.embedding,), *zip(self.dense)]
 
 

@@ -84,7 +84,7 @@ class LanguageModel(nn.Module, ABC):
     max_positions: maximum number of positions that it can process; None for no limit.
     reads: what the prediction at a position may depend on. With "source", `initial_state` encodes it. "both"
         (bidirectional) and "words" (bag of words) have no next token, so neither `initial_state` nor
-        `compute_hidden_states_incrementally`.
+        `forward_incremental`.
     recurrent: whether each position is computed from the one before, so that decoding token by token costs no more.
     step_threads: fastest number of threads for a training step, if steps are small; None for all threads.
     variable_length_tensors: names of tensors whose length depends on the training data.
@@ -141,13 +141,13 @@ class LanguageModel(nn.Module, ABC):
         """
 
     @abstractmethod
-    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Reads T >= 1 more tokens of each row. Returns their hidden states (B, T, D) and the new state.
 
         The result equals the same positions of `forward` on all tokens, for any split into calls.
         """
 
-    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
+    def modules_by_depth(self) -> ModulesByDepth:
         """Returns embeddings and positions, then the modules of each layer from the bottom up, without heads.
 
         The layers of a decoder come after those of its encoder. A model without layers is all embeddings.
@@ -159,9 +159,9 @@ class LanguageModel(nn.Module, ABC):
 
         A tied matrix is an embedding.
         """
-        embeddings_and_layers_by_depth = self.embeddings_and_layers_by_depth()
-        depths = dict.fromkeys(self.parameters(), len(embeddings_and_layers_by_depth))
-        for depth, modules in enumerate(embeddings_and_layers_by_depth):
+        modules_by_depth = self.modules_by_depth()
+        depths = dict.fromkeys(self.parameters(), len(modules_by_depth))
+        for depth, modules in enumerate(modules_by_depth):
             depths |= {p: depth for module in modules if module is not None for p in module.parameters()}
         return depths
 
@@ -176,7 +176,7 @@ class ModelWithoutNextToken(LanguageModel):
     def initial_state(self, batch: Batch) -> DecodeState:
         raise self.no_next_token_error()
 
-    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         raise self.no_next_token_error()
 
 
@@ -240,11 +240,11 @@ class ModelWrapper(LanguageModel):
     def initial_state(self, batch: Batch) -> DecodeState:
         return self.body.initial_state(batch)
 
-    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        return self.body.compute_hidden_states_incrementally(tokens_BT, state)
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        return self.body.forward_incremental(tokens_BT, state)
 
-    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
-        return self.body.embeddings_and_layers_by_depth()
+    def modules_by_depth(self) -> ModulesByDepth:
+        return self.body.modules_by_depth()
 
 
 def append_to_last_layer(layers: Iterable[Sequence[nn.Module | None]], *modules: nn.Module | None) -> ModulesByDepth:

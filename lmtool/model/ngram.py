@@ -189,7 +189,7 @@ class NGramModel(CountingModel):
         context_BC = batch.tokens_BT.new_full((len(batch.tokens_BT), self.n_context_tokens), PADDING_ID)
         return DecodeState(0, None, ((context_BC,),))
 
-    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         hidden_BTC = self._context_windows(tokens_BT, None, state.layers[0][0])
         length = state.length + tokens_BT.shape[1]
         return hidden_BTC, DecodeState(length, state.padding_B, ((hidden_BTC[:, -1].clone(),),))

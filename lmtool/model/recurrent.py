@@ -121,7 +121,7 @@ class RecurrentModel(LanguageModel):
             h_BTD = torch.tanh(self.join(h_BTD)).to(self.embedding.weight.dtype)
         return ops.dropout(h_BTD, self.dropout, self.training)
 
-    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         if self.features is not None:
             what = "a model with features of another one reads whole texts, and has no next token"
             raise UsageError(what, fix="classify texts with lmtool predict")
@@ -177,7 +177,7 @@ class RecurrentDecoderOnlyModel(RecurrentModel):
         context_GQD = self.attention(h_GQD, memory, allowed)
         return self.combine_for_head(h_BTD, state_after.lines_to_rows(context_GQD)), (*states, memory)
 
-    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
+    def modules_by_depth(self) -> ModulesByDepth:
         return [(self.embedding,), *append_to_last_layer(zip(self.rnn.cells), self.attention, self.join)]
 
 
@@ -216,5 +216,5 @@ class BidirectionalLanguageModel(RecurrentModel):
         outputs, states = self.forth(self.embed_inputs(batch), text_layout(batch), state.layers)
         return self.combine_for_head(outputs[-1], None), states
 
-    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
+    def modules_by_depth(self) -> ModulesByDepth:
         return [(self.embedding,), *zip(self.forth.cells, self.back.cells, strict=True)]

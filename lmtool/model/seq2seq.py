@@ -59,7 +59,7 @@ class RecurrentEncoder(nn.Module):
             decoder_states.append(last)
         return outputs, tuple(decoder_states)
 
-    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
+    def modules_by_depth(self) -> ModulesByDepth:
         """Returns the cells of each layer, the last ones with the bridge."""
         cells = zip(self.forth) if self.back is None else zip(self.forth, self.back, strict=True)
         return append_to_last_layer(cells, self.bridge)
@@ -141,6 +141,6 @@ class RecurrentEncoderDecoder(RecurrentModel):
                 hidden.append(state[0])
         return torch.stack(hidden, 1), state
 
-    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
+    def modules_by_depth(self) -> ModulesByDepth:
         decoder = append_to_last_layer(zip(self.rnn.cells), self.attention, self.join, self.feed)
-        return [(self.embedding,), *self.encoder.embeddings_and_layers_by_depth(), *decoder]
+        return [(self.embedding,), *self.encoder.modules_by_depth(), *decoder]

@@ -91,7 +91,7 @@ class RowTokens(NamedTuple):
 
 
 LayerState = KeyValueCache | Memory | RowTokens | tuple[Tensor, ...]
-"""State of one sublayer between calls of `LanguageModel.compute_hidden_states_incrementally`.
+"""State of one sublayer between calls of `LanguageModel.forward_incremental`.
 
 Plain tuples have a fixed size, like (h_BD, c_BD).
 """

@@ -104,7 +104,7 @@ class TransformerModel(LanguageModel):
     def _run_stack_incrementally(
         self, stack: Stack, tokens_BT: Tensor, state: DecodeState, prefix_B: Tensor | None = None
     ) -> tuple[Tensor, DecodeState]:
-        """Implements `compute_hidden_states_incrementally`.
+        """Implements `forward_incremental`.
 
         prefix_B: number of prefix positions of each row, which see each other.
         """
@@ -128,11 +128,11 @@ class TransformerModel(LanguageModel):
         output, layers = stack(x_GQD, positions_PS, mask, caches, state.source_keep_BS)
         return after.lines_to_rows(output.hidden_BTD), replace(after, layers=(*layers, *history))
 
-    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
+    def modules_by_depth(self) -> ModulesByDepth:
         stacks = self.stacks()
         inputs = dict.fromkeys(self.input_embeddings(stack) for stack in stacks)
         embeddings = (*inputs, self.ngrams, self.smear, *(stack.position for stack in stacks))
-        return [embeddings, *(layer for stack in stacks for layer in stack.embeddings_and_layers_by_depth())]
+        return [embeddings, *(layer for stack in stacks for layer in stack.modules_by_depth())]
 
 
 class TransformerDecoder(TransformerModel):
@@ -148,7 +148,7 @@ class TransformerDecoder(TransformerModel):
             layers = (*layers, RowTokens(batch.tokens_BT.new_zeros(len(batch.tokens_BT), 0)))
         return DecodeState(0, None, layers)
 
-    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         return self._run_stack_incrementally(self.stack, tokens_BT, state)
 
 
@@ -250,7 +250,7 @@ class TransformerEncoderDecoder(TransformerModel):
         layers: tuple[LayerState, ...] = self.decoder.initial_state(len(batch.tokens_BT), self.encode(batch).hidden_BTD)
         return DecodeState(0, None, layers, batch.source_keep_BS)
 
-    def compute_hidden_states_incrementally(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         return self._run_stack_incrementally(self.decoder, tokens_BT, state)
 
 

@@ -90,7 +90,7 @@ def _sample_step_by_step(model: LanguageModel, batch: Batch, draws_BT: Tensor) -
     tokens_BT, state, read = batch.tokens_BT.clone(), model.initial_state(batch), 0
     drawn_BT = draws_BT >= 0
     for column in drawn_BT.any(0).nonzero()[:, 0].tolist():
-        hidden_BTD, state = model.compute_hidden_states_incrementally(tokens_BT[:, read:column], state)
+        hidden_BTD, state = model.forward_incremental(tokens_BT[:, read:column], state)
         drawn_B, read = drawn_BT[:, column], column
         tokens_BT[drawn_B, column] = sample_tokens(model, hidden_BTD[drawn_B, -1], draws_BT[drawn_B, column])
     return tokens_BT

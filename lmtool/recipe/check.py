@@ -29,7 +29,7 @@ from lmtool.recipe.grammar import (
 )
 from lmtool.recipe.spec.base import Spec, find_unrepresentable_texts_and_numbers
 
-MAX_SUGGESTIONS = 20
+MAX_KEY_SUGGESTIONS = 20
 """Limit of the unknown keys that are compared with known keys, which is slow."""
 
 OriginFinder = Callable[[KeyPath], Origin]
@@ -66,7 +66,7 @@ def validate(tree: dict[str, Any], locate: OriginFinder, root: type[AnySpec]) ->
             root.model_validate(_remove_paths(tree, (), {location.path for location in unknown}))
         except ValidationError as invalid:
             errors += [error for error in invalid.errors(include_url=False) if error["type"] == "value_error"]
-    slips = unknown[:MAX_SUGGESTIONS]
+    slips = unknown[:MAX_KEY_SUGGESTIONS]
     meant = {
         (*location.path[:-1], find_nearest(str(location.path[-1]), location.spec.model_fields)) for location in slips
     }

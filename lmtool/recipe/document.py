@@ -16,7 +16,7 @@ _OCTAL = re.compile(r"0o[0-7]+")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _INFINITE = re.compile(r"[-+]?\.(inf|Inf|INF)")
-_WORDS = {
+_PLAIN_SCALARS = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
@@ -96,8 +96,8 @@ def format_value_for_message(value: object) -> str:
 
 def parse_plain_scalar(text: str) -> str | int | float | bool | None:
     """Parses a plain scalar of YAML 1.2 (core schema): `1e-3` is a number; `on`, `1_000` and `1:30` are text."""
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in _PLAIN_SCALARS:
+        return _PLAIN_SCALARS[text]
     try:
         for pattern, base in ((_INT, 10), (_OCTAL, 8), (_HEX, 16)):
             if pattern.fullmatch(text):

@@ -185,7 +185,7 @@ def _read_recipe_file(name: str | Path) -> tuple[Path, str, YamlDocument]:
         raise RecipeError([str(mistake) for mistake in document.mistakes])
     if not isinstance(document.value, dict):
         # Does not quote the content, because the name may be that of any file.
-        what = "is empty" if document.value is None else f"holds {_KINDS[type(document.value)]}"
+        what = "is empty" if document.value is None else f"holds {_TYPE_NAMES[type(document.value)]}"
         raise RecipeError([f"{source}: {what}; a recipe is a mapping of keys such as model and training"])
     return file, source, document
 
@@ -219,7 +219,13 @@ def _resolve_document(
     return ResolvedRecipe(recipe, name, origins)
 
 
-_KINDS: Mapping[type, str] = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
+_TYPE_NAMES: Mapping[type, str] = {
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+}
 """Names of file contents that are no mapping."""
 
 

@@ -29,7 +29,7 @@ from lmtool.report.terminal import plot_lines, shade_matrix
 from lmtool.tokenization.tokenizer import resolve_recipe_embedding_rows
 from lmtool.training.cost.summary import ModelPart, default_prefix_length, make_layer_mask, summarize_model
 
-ASSUMED_VOCAB_SIZE = 128
+ASCII_VOCAB_SIZE = 128
 """Vocabulary size, the characters of ASCII, where it depends on the text."""
 
 MASK_TOKENS = 16
@@ -43,7 +43,7 @@ MAX_CELLS = 32
 UNBREAKABLE = str.maketrans(" -", "\u00a0\u2011")
 """Translation to spaces and hyphens at which no line is broken."""
 
-CPU = torch.device("cpu")
+CPU_DEVICE = torch.device("cpu")
 
 
 class MaskPicture(NamedTuple):
@@ -86,7 +86,7 @@ def draw_model(recipe: Recipe, name: str) -> ModelDrawingData:
     notes = []
     vocab_size, spec = resolve_recipe_embedding_rows(recipe), recipe.model
     if vocab_size is None:
-        vocab_size = ASSUMED_VOCAB_SIZE
+        vocab_size = ASCII_VOCAB_SIZE
         notes.append(f"the vocabulary depends on the text; {vocab_size} are assumed, -s model.vocab_size=N changes it")
     if count_parameters(spec, vocab_size) == UNCOUNTABLE:
         raise RecipeError([f"{name}: the model has a tensor of more bytes than can be counted"])
@@ -134,18 +134,18 @@ def draw_masks(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
             size = row.tokens_BT.shape[1]
             mask = make_layer_mask(spec, size, causal=spec.reads != "both" and named != "encoder: ", layer=layer)
             mask = replace(mask, prefix_B=row.prefix_B, keep_BS=row.keep_BT, documents_BS=row.documents_BT)
-            yield _downsample_mask(named + _describe_mask(mask, layers), mask.to_tensor(size, size, CPU)[0])
+            yield _downsample_mask(named + _describe_mask(mask, layers), mask.to_tensor(size, size, CPU_DEVICE)[0])
     elif not isinstance(spec, Recurrent) or spec.attention is None:
         return
     elif spec.shape == "decoder":
         present = spec.attention.present
         mask = Mask(causal=True, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
-        allowed_TT = past_mask(mask, n, n, CPU, present)[0]
+        allowed_TT = past_mask(mask, n, n, CPU_DEVICE, present)[0]
         yield _downsample_mask(
             "the states up to the own one" if present else "the states before the own one", allowed_TT
         )
     if source is not None and spec.shape == "encoder-decoder":
-        allowed_TS = Mask(keep_BS=batch.source_keep_BS).to_tensor(n, source.shape[1], CPU)[0]
+        allowed_TS = Mask(keep_BS=batch.source_keep_BS).to_tensor(n, source.shape[1], CPU_DEVICE)[0]
         yield _downsample_mask("decoder to encoder: all of the source", allowed_TS)
 
 
@@ -245,7 +245,7 @@ def _describe_rotary_positions(spec: Transformer, position: positions.RotaryPosi
         rules = {" in full layers": rules[""], " in windows": RotaryPositions(position.window_theta, position.share)}
     columns, values, lines = ["pair"], [], []
     for colour, (where, rule) in enumerate(rules.items()):
-        frequencies, _ = rule.scaled_frequencies(width, CPU)
+        frequencies, _ = rule.scaled_frequencies(width, CPU_DEVICE)
         angles = frequencies.tolist()
         columns += [f"radians a position{where}", f"wavelength{where}", f"turns in the context{where}"]
         lengths = [2 * math.pi / angle for angle in angles]

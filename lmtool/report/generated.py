@@ -23,7 +23,7 @@ STEP_PIXELS, LANE_PIXELS = 84, 32
 SCORE_PIXELS = 40
 """Space for the scores of hypotheses that end in the last step."""
 
-MAX_PIECE_CHARACTERS = 10
+MAX_SHOWN_PIECE_CHARACTERS = 10
 """Longest piece that the tree shows whole."""
 
 
@@ -78,7 +78,7 @@ def _render_beam_tree(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
         score = "" if node.score is None else f", score {node.score:.4f}"
         p = exp(node.total - (0.0 if node.parent is None else tree[node.parent].total))
         title = f"{piece!r}, p {p:.4f}, log-probability {node.total:.4f}{score}"
-        shown = piece if len(piece) <= MAX_PIECE_CHARACTERS else f"{piece[: MAX_PIECE_CHARACTERS - 1]}…"
+        shown = piece if len(piece) <= MAX_SHOWN_PIECE_CHARACTERS else f"{piece[: MAX_SHOWN_PIECE_CHARACTERS - 1]}…"
         below = f"{p:.2f}" if node.score is None else f"{p:.2f}, score {node.score:.3f}"
         place = {"x": x, "y": y, "piece": shown, "below": below, "title": title}
         nodes.append(place | {"returned": i in best, "ended": node.finish})

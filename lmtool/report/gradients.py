@@ -16,7 +16,7 @@ from lmtool.report.page import Section, TableCell, figure, page, switchable_pane
 from lmtool.report.terminal import plot_lines
 from lmtool.runs.load import LoadedModel
 
-MAX_VALIDATIONS = 5
+MAX_DRAWN_VALIDATIONS = 5
 """Validations of a run that a figure shows, spread over its steps."""
 
 MAX_PRINTED_STEPS = 60
@@ -130,7 +130,7 @@ def render_gradient_figure(
     """
     steps = list(norms_by_step)
     last = len(steps) - 1
-    shown = sorted({steps[i * last // max(1, MAX_VALIDATIONS - 1)] for i in range(MAX_VALIDATIONS)})
+    shown = sorted({steps[i * last // max(1, MAX_DRAWN_VALIDATIONS - 1)] for i in range(MAX_DRAWN_VALIDATIONS)})
     kinds = list(norms_by_step[steps[-1]])
     drawn = kinds if len(kinds) <= MAX_STATE_KINDS else [*kinds[: MAX_STATE_KINDS - 1], kinds[-1]]
     panels = {}

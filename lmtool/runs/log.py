@@ -20,7 +20,7 @@ LogRecord = dict[str, Any]
 MAX_NAMED = 5
 """Lines or steps that a message names."""
 
-MAX_LINE_BYTES = 16 << 20
+MAX_LOG_LINE_BYTES = 16 << 20
 """Limit of a line."""
 
 _MOVE_FIX = "move the file aside: the run can do without it, but its earlier records are lost"
@@ -116,9 +116,9 @@ class RunLog:
                 return
             file = durable.open_regular_file(self.path)
         with file:
-            for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), start=1):
-                if len(line) > MAX_LINE_BYTES:
-                    what = f"this line of the log is not a record: it has more than {MAX_LINE_BYTES:,} bytes"
+            for number, line in enumerate(iter(partial(file.readline, MAX_LOG_LINE_BYTES + 1), b""), start=1):
+                if len(line) > MAX_LOG_LINE_BYTES:
+                    what = f"this line of the log is not a record: it has more than {MAX_LOG_LINE_BYTES:,} bytes"
                     raise CheckpointError(what, where=f"{self.path}:{number}", fix=_MOVE_FIX)
                 try:
                     if not line.endswith(b"\n"):

@@ -21,7 +21,7 @@ from lmtool.tasks.cells import has_bio_tags
 from lmtool.tasks.labels import LabelKind, LabelMap, get_label_names
 from lmtool.tasks.reading import LabelledTable
 
-MAX_FITTED_ROWS = 20_000
+MAX_BASELINE_ROWS = 20_000
 """Rows that the linear model is fitted to: a random sample of larger tables."""
 
 MAX_CHARACTERS = 2_000
@@ -125,7 +125,7 @@ def _score_constant_and_linear_models(
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     labels = cast(LabelMap, train.labels)
-    fitted = random.Random(0).sample(train.items, min(MAX_FITTED_ROWS, len(train)))
+    fitted = random.Random(0).sample(train.items, min(MAX_BASELINE_ROWS, len(train)))
     items = fitted if held_out is None else [*fitted, *held_out.items]
     texts = ["\n".join(text[: MAX_CHARACTERS // len(item.texts)] for text in item.texts) for item in items]
     if labels.kind == "number":

@@ -33,7 +33,7 @@ _FREQUENT_WORDS: Mapping[str, str] = {
     "vi": "là không và của có được một cho người tôi rất này",
 }
 """Words that make up a tenth of a text or more, by language."""
-_WORDS = {language: frozenset(words.split()) for language, words in _FREQUENT_WORDS.items()}
+_FREQUENT_WORD_SETS = {language: frozenset(words.split()) for language, words in _FREQUENT_WORDS.items()}
 
 
 def is_english(texts: Iterable[str]) -> bool:
@@ -44,7 +44,7 @@ def is_english(texts: Iterable[str]) -> bool:
     for text in texts:
         for word, count in Counter(re.findall(r"[^\W\d_]+", text.lower())).items():
             letters[word[0] <= "ɏ"] += count * len(word)
-            for language, frequent in _WORDS.items():
+            for language, frequent in _FREQUENT_WORD_SETS.items():
                 hits[language] += count * (word in frequent)
     is_latin = letters[True] >= MIN_LATIN_SHARE * letters.total()
     return is_latin and hits["en"] > 0 and hits["en"] == max(hits.values())

@@ -31,7 +31,7 @@ N_CALIBRATION_BINS = 10
 """Bins of equal width of the confidences."""
 
 _SCORES = ("precision", "recall", "f1", "support")
-_WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
+_WORD_WITH_APOSTROPHES = re.compile(r"\w+(?:['\u2019]\w+)*")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -241,7 +241,7 @@ def has_consecutively_repeated_phrase(text: str) -> bool:
 
     "in a market, in a market" does. One human translation in ten thousand does.
     """
-    words = _WORD.findall(text.lower())
+    words = _WORD_WITH_APOSTROPHES.findall(text.lower())
     for n in range(2, len(words) // 2 + 1):
         n_same = 0
         for first, second in zip(words, words[n:], strict=False):

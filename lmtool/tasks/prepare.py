@@ -38,7 +38,7 @@ from lmtool.tokenization.tokenizer import Tokenizer
 
 NOT_HELD_OUT = "validation: the training rows, as none are held out (-s data.valid_fraction=0.1 holds some out)"
 
-MAX_VALIDATIONS = 20
+MAX_VALIDATIONS_BY_EPOCHS = 20
 """Validations of a run whose recipe counts the epochs between them."""
 
 MAX_SAMPLE_ROWS = 2_000
@@ -384,7 +384,7 @@ def _with_steps_and_vocab_size(recipe: Recipe, n_rows: int, tokenizer: Tokenizer
         steps = max(training.min_steps or 1, math.ceil(training.epochs * n_rows / training.batch_size))
     if (epochs := recipe.evaluation.epochs) is not None:
         steps_per_epoch = n_rows / training.batch_size
-        every = max(round(epochs * steps_per_epoch), math.ceil(steps / MAX_VALIDATIONS))
+        every = max(round(epochs * steps_per_epoch), math.ceil(steps / MAX_VALIDATIONS_BY_EPOCHS))
     vocab_size = tokenizer.resolve_embedding_rows(recipe.model.vocab_size)
     values = {"training.steps": steps, "evaluation.every": every, "model.vocab_size": vocab_size}
     return recipe.with_unvalidated_values(values)

@@ -46,7 +46,7 @@ from lmtool.tasks.notices import find_misspelt_labels, format_merge_option, make
 from lmtool.tasks.schema import GOLD_LABEL_NAME, Columns
 from lmtool.tokenization.chat import ChatFormat, Message
 
-MAX_SUGGESTIONS = 10
+MAX_LABEL_SUGGESTIONS = 10
 """Unknown labels of a table for which a similar known one is looked for."""
 
 COMMA_SHARE = 0.5
@@ -361,7 +361,7 @@ class _LabelParser:
                 self._n_unknown += 1
                 noun, nouns = ("tag", "tags") if self.kind == "tags" else ("label", "classes")
                 fix = "correct it"
-                if self._n_unknown <= MAX_SUGGESTIONS:
+                if self._n_unknown <= MAX_LABEL_SUGGESTIONS:
                     fix = f"the {nouns} are {quote_all(self._labels.names)}"
                     if similar := self._labels.find_similar(name):
                         fix = f"did you mean {quote(similar)}? {format_merge_option(name, similar)} reads it so"

@@ -85,7 +85,7 @@ MAX_CODE_CHARACTERS = 200
 """A longer cell is a text, whatever it looks like."""
 MAX_ID_DIGITS = 20
 
-_NUMBER = re.compile(r"[^\w\s]{0,2}\d[\d.,' ]*(?:[eE][+-]?\d+)?\s?[^\w\s]?")
+_NUMBER_WITH_UNIT = re.compile(r"[^\w\s]{0,2}\d[\d.,' ]*(?:[eE][+-]?\d+)?\s?[^\w\s]?")
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _DATE = re.compile(
     rf"(?:\d{{1,4}}[-/.]\d{{1,2}}[-/.]\d{{1,4}}|\d{{1,2}}\.? {_MONTH},? \d{{2,4}}|(?:\w{{3}} )?{_MONTH} \d{{1,2}},?(?: "
@@ -837,7 +837,7 @@ def are_certainly_no_texts(cells: Sequence[Value]) -> bool:
         return True
     short = [text for text in texts if len(text) <= MAX_CODE_CHARACTERS]
     n_codes = sum(
-        bool(_NUMBER.fullmatch(text) or _DATE.fullmatch(text))
+        bool(_NUMBER_WITH_UNIT.fullmatch(text) or _DATE.fullmatch(text))
         or (count_words(text) == 1 and _CODE_WORD.fullmatch(text) is not None)
         for text in short
     )

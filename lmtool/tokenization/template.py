@@ -65,7 +65,7 @@ _LINEAR_FILTERS = frozenset(
 )
 """Filters that read little of the value, each item by itself, all of it to order it, or all of it once."""
 
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+_COMPARISON_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     **{"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "lteq": operator.le, "gt": operator.gt},
     **{"gteq": operator.ge, "in": lambda one, all_: one in all_, "notin": lambda one, all_: one not in all_},
 }
@@ -285,7 +285,7 @@ def _charge_and_compare(operator_name: str, left: Any, right: Any) -> Any:
     else:
         cost = _units(left, refuse_objects=False) + _units(right, refuse_objects=False)
     _charge(1 + cost)
-    return _COMPARISONS[operator_name](left, right)
+    return _COMPARISON_OPERATORS[operator_name](left, right)
 
 
 def _check_integer(value: Any) -> None:

@@ -28,7 +28,7 @@ NGRAM_WINDOW = 1024
 
 WINDOWS_PER_BATCH = 16
 
-COUNTED_TOKENS_PER_BATCH = 1 << 18
+COUNTED_SPAN_TOKENS = 1 << 18
 
 MAX_COUNTED_TOKENS = 20_000_000
 """Maximum training tokens that the n-gram model counts."""
@@ -101,8 +101,8 @@ def fit_ngram_model(windows: Windows, vocab_size: int) -> NGramModel:
     n = windows.n_tokens
     model.fit_counts_(
         (
-            windows.read_span(a, min(n, a + COUNTED_TOKENS_PER_BATCH), model.n_context_tokens)
-            for a in range(0, n, COUNTED_TOKENS_PER_BATCH)
+            windows.read_span(a, min(n, a + COUNTED_SPAN_TOKENS), model.n_context_tokens)
+            for a in range(0, n, COUNTED_SPAN_TOKENS)
         ),
         n,
     )

@@ -12,7 +12,7 @@ from lmtool.model.word_vectors import PairCounts
 from lmtool.objective import Example
 from lmtool.training.windows import ExampleSource, Windows
 
-COUNTED_TOKENS_PER_BATCH = 1 << 16
+COOCCURRENCE_SPAN_TOKENS = 1 << 16
 
 
 class CooccurrenceExamples(ExampleSource):
@@ -31,8 +31,8 @@ class CooccurrenceExamples(ExampleSource):
         Raises DataError if no two words are near each other.
         """
         pairs = PairCounts(len(is_word_V), np.empty(0, dtype=np.int64), np.empty(0))
-        for start in range(0, text.n_tokens, COUNTED_TOKENS_PER_BATCH):
-            batch = text.read_span(start, min(start + COUNTED_TOKENS_PER_BATCH, text.n_tokens), window)
+        for start in range(0, text.n_tokens, COOCCURRENCE_SPAN_TOKENS):
+            batch = text.read_span(start, min(start + COOCCURRENCE_SPAN_TOKENS, text.n_tokens), window)
             pairs.add_batch(batch, is_word_V, window, weight_by_inverse_distance=True)
         keys_P, self._sums_P = pairs.merge()
         if not len(keys_P):

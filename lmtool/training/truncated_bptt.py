@@ -27,7 +27,7 @@ class StateCarryingModel(ModelWrapper):
         self.final_state = carried_state
 
     def forward(self, batch: Batch) -> HiddenOutput:
-        hidden, state = self.body.compute_hidden_states_incrementally(batch.tokens_BT, self.carried_state)
+        hidden, state = self.body.forward_incremental(batch.tokens_BT, self.carried_state)
         layers = tuple(tuple(tensor.detach() for tensor in layer) for layer in state.layers)
         # of fixed size, whatever the number of tokens read
         self.final_state = replace(state, length=0, layers=layers)

@@ -42,7 +42,7 @@ def test_the_state_is_that_of_all_layers_and_cells(cell):
     parts = iter(random_state(0, sum(map(len, empty.layers)) * D).split(D))
     layers = tuple(tuple(torch.stack((zero[0], next(parts))) for zero in layer) for layer in empty.layers)
     with torch.no_grad():
-        _, state = lm.compute_hidden_states_incrementally(torch.tensor([TOKENS] * 2), replace(empty, layers=layers))
+        _, state = lm.forward_incremental(torch.tensor([TOKENS] * 2), replace(empty, layers=layers))
     apart = math.hypot(*(float((part[0] - part[1]).norm()) for layer in state.layers for part in layer))
     assert measure_state_contraction(lm, TOKENS).distances[-1] == pytest.approx(apart)
 

@@ -72,7 +72,7 @@ def encoder(work: Work) -> LoadedModel:
 def test_any_number_of_processes_gives_the_same(
     encoder: LoadedModel, monkeypatch: pytest.MonkeyPatch, pool: Any, size: int
 ) -> None:
-    monkeypatch.setattr(embedding, "GROUP_SIZE", 4)  # so that there are two rounds
+    monkeypatch.setattr(embedding, "TEXTS_PER_GROUP", 4)  # so that there are two rounds
     alone = list(embed(encoder, TEXTS, -1, pool))
     for found in together(monkeypatch, size, lambda _: list(embed(encoder, TEXTS, -1, pool))):
         assert [(one.text, one.words) for one in found] == [(one.text, one.words) for one in alone]

@@ -22,9 +22,7 @@ def test_recurrent_states_by_finite_differences(cell, attention):
 
     def loss_after(position, part, component, shift):
         with torch.no_grad():
-            _, state = lm.compute_hidden_states_incrementally(
-                tokens[:, : position + 1], lm.initial_state(Batch(tokens[:, :0]))
-            )
+            _, state = lm.forward_incremental(tokens[:, : position + 1], lm.initial_state(Batch(tokens[:, :0])))
             first = [one.clone() for one in state.layers[0]]
             if part:
                 # a memory cell is also read through the state, output gate times tanh(cell)
@@ -38,9 +36,7 @@ def test_recurrent_states_by_finite_differences(cell, attention):
                 k[0, 0, -1, component] += shift
                 v[0, 0, -1, component] += shift
                 layers[1] = type(state.layers[1])(k, v)
-            hidden, _ = lm.compute_hidden_states_incrementally(
-                tokens[:, position + 1 : -1], replace(state, layers=tuple(layers))
-            )
+            hidden, _ = lm.forward_incremental(tokens[:, position + 1 : -1], replace(state, layers=tuple(layers)))
             return float(F.cross_entropy(lm.logits(hidden[:, -1]), tokens[:, -1]))
 
     for part, name in enumerate(found):

@@ -72,7 +72,7 @@ def test_the_state_has_one_size() -> None:
     model = tiny.model(mixer="mingru")
     state = model.initial_state(tiny.Batch(tiny.tokens(2, 1)))
     sizes = [[tensor.shape for tensor in layer] for layer in state.layers]
-    _, state = model.compute_hidden_states_incrementally(tiny.tokens(2, 20), state)
+    _, state = model.forward_incremental(tiny.tokens(2, 20), state)
     assert [[tensor.shape for tensor in layer] for layer in state.layers] == sizes
 
 

@@ -32,7 +32,7 @@ class HistoryModel(LanguageModel):
         return self.logits_after(ids)
 
     def forward(self, batch):
-        return HiddenOutput(self.compute_hidden_states_incrementally(batch.tokens_BT, self.initial_state(batch))[0])
+        return HiddenOutput(self.forward_incremental(batch.tokens_BT, self.initial_state(batch))[0])
 
     def logits(self, hidden):
         return hidden
@@ -41,7 +41,7 @@ class HistoryModel(LanguageModel):
         nothing = torch.zeros(len(batch.tokens_BT), 1, 0, 1)
         return DecodeState(0, None, (KeyValueCache(nothing, nothing), ()))
 
-    def compute_hidden_states_incrementally(self, tokens_BT, state):
+    def forward_incremental(self, tokens_BT, state):
         assert torch.equal(*state.layers[0])
         assert state.rows_per_line > 1 or state.layers[0].k_BNSH.shape[2] == state.length
         self.read += tokens_BT.numel()
@@ -106,9 +106,9 @@ class AnswerModel(HistoryModel):
         kept = torch.nn.functional.pad(source_BS, (0, 40 - source_BS.shape[1]), value=99.0)
         return replace(state, layers=(state.layers[0], (kept,)))
 
-    def compute_hidden_states_incrementally(self, tokens_BT, state):
+    def forward_incremental(self, tokens_BT, state):
         self.sources = state.layers[1][0].int().tolist()
-        hidden, after = super().compute_hidden_states_incrementally(tokens_BT, state)
+        hidden, after = super().forward_incremental(tokens_BT, state)
         return hidden, replace(after, layers=(after.layers[0], state.layers[1]))
 
     def logits_of_row(self, row, ids):

@@ -43,13 +43,13 @@ def test_prompts_of_about_the_same_length_are_read_together(family, n_reads, mon
     model = model_of(family, torch.float64)
     prompts = [Prompt(tuple(range(n))) for n in (8, 15, 10, 9)]
     alone = tokens_of(model, prompts, STRATEGIES[0], 1)
-    read, advance = [], model.compute_hidden_states_incrementally
+    read, advance = [], model.forward_incremental
 
     def reading(tokens_BT, state):
         read.append(tokens_BT)
         return advance(tokens_BT, state)
 
-    monkeypatch.setattr(model, "compute_hidden_states_incrementally", reading)
+    monkeypatch.setattr(model, "forward_incremental", reading)
     assert tokens_of(model, prompts, STRATEGIES[0], 4) == alone
     assert sum(tokens_BT.shape[1] > 1 for tokens_BT in read) == n_reads
 
@@ -83,7 +83,7 @@ def test_cached_equals_uncached(family, settings):
         def logits_after(ids):
             tokens_BT = torch.tensor([ids])
             if model.reads == "source":  # a prefix LM has no forward pass with a separate source
-                hidden_BTD, _ = model.compute_hidden_states_incrementally(
+                hidden_BTD, _ = model.forward_incremental(
                     tokens_BT, model.initial_state(Batch(tokens_BT, source_BS=source_BS))
                 )
             else:

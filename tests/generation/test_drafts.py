@@ -161,15 +161,15 @@ def test_a_pass_over_proposals_computes_the_sums_of_steps_bit_for_bit_in_int8(va
     pack_weights_(model, "int8", torch.device("cpu"))
     tokens_BT = torch.randint(17, (1, 40), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        _, start = model.compute_hidden_states_incrementally(tokens_BT[:, :20], model.initial_state(Batch(tokens_BT)))
+        _, start = model.forward_incremental(tokens_BT[:, :20], model.initial_state(Batch(tokens_BT)))
         state, steps = start, []
         for i in range(20, 40):
-            hidden_BTD, state = model.compute_hidden_states_incrementally(tokens_BT[:, i : i + 1], state)
+            hidden_BTD, state = model.forward_incremental(tokens_BT[:, i : i + 1], state)
             steps.append(hidden_BTD)
         state, chunks = start, []
         for n in (5, 2, 1, 9, 3):
             first = state.length
-            hidden_BTD, state = model.compute_hidden_states_incrementally(tokens_BT[:, first : first + n], state)
+            hidden_BTD, state = model.forward_incremental(tokens_BT[:, first : first + n], state)
             chunks.append(hidden_BTD)
     assert torch.equal(torch.cat(chunks, 1), torch.cat(steps, 1))
 
@@ -239,9 +239,9 @@ def test_the_model_reads_once_what_is_proposed():
     class Passing(Repeating):
         passes = 0
 
-        def compute_hidden_states_incrementally(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT, state):
             self.passes += 1
-            return super().compute_hidden_states_incrementally(tokens_BT, state)
+            return super().forward_incremental(tokens_BT, state)
 
     model = Passing()
     events = list(generate(model, [[0, 1, 2, 0, 1]], SamplingParams("greedy", max_new_tokens=50), draft=NGramDraft(4)))

@@ -174,9 +174,9 @@ def test_what_may_follow_is_what_some_match_goes_on_with(pattern):
 class Counting(HistoryModel):
     passes = 0
 
-    def compute_hidden_states_incrementally(self, tokens_BT, state):
+    def forward_incremental(self, tokens_BT, state):
         self.passes += 1
-        return super().compute_hidden_states_incrementally(tokens_BT, state)
+        return super().forward_incremental(tokens_BT, state)
 
 
 def test_what_is_certain_is_read_at_once(monkeypatch):

@@ -127,9 +127,9 @@ def test_at_most_max_rows_are_in_work(params):
     class Counting(HistoryModel):
         most = 0
 
-        def compute_hidden_states_incrementally(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT, state):
             self.most = max(self.most, len(tokens_BT))
-            return super().compute_hidden_states_incrementally(tokens_BT, state)
+            return super().forward_incremental(tokens_BT, state)
 
     model = Counting()
     prompts = [[i % 11] for i in range(50)]
@@ -141,9 +141,9 @@ def test_the_state_keeps_no_positions_that_nobody_needs():
     class Watching(HistoryModel):
         max_positions = 0
 
-        def compute_hidden_states_incrementally(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT, state):
             self.max_positions = max(self.max_positions, state.length)
-            return super().compute_hidden_states_incrementally(tokens_BT, state)
+            return super().forward_incremental(tokens_BT, state)
 
     model = Watching(context=12)
     prompts = [[i] * (1 + i) for i in range(11)]
@@ -198,10 +198,10 @@ def test_logits_that_are_not_finite_are_an_error(settings, wrong):
 
 def test_the_model_is_in_evaluation_mode_meanwhile():
     class Watching(HistoryModel):
-        def compute_hidden_states_incrementally(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT, state):
             assert not self.training
             assert torch.is_inference_mode_enabled()
-            return super().compute_hidden_states_incrementally(tokens_BT, state)
+            return super().forward_incremental(tokens_BT, state)
 
     model = Watching().train()
     for _ in generate(model, [[1]], SamplingParams("greedy", max_new_tokens=3)):

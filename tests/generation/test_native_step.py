@@ -52,8 +52,8 @@ def states(model: LanguageModel, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     runner = ModelRunner(model)
     with torch.inference_mode():
         state = model.initial_state(Batch(tokens[:, :3], source_BS=source))
-        _, state = model.compute_hidden_states_incrementally(tokens[:, :3], state)
-        wanted, _ = model.compute_hidden_states_incrementally(tokens[:, 3:], state)
+        _, state = model.forward_incremental(tokens[:, :3], state)
+        wanted, _ = model.forward_incremental(tokens[:, 3:], state)
         found = []
         for token in tokens[0, 3:].tolist():
             assert runner._steps.find_or_capture_step(state) is not None
@@ -120,9 +120,9 @@ def test_a_padded_source_is_read_by_kernels_as_by_the_model() -> None:
     runner = ModelRunner(model)
     with torch.inference_mode():
         state = model.initial_state(Batch(tiny.tokens(2, 3), source_BS=tokens, source_keep_BS=keep))
-        _, state = model.compute_hidden_states_incrementally(tiny.tokens(2, 3), state)
+        _, state = model.forward_incremental(tiny.tokens(2, 3), state)
         for row in range(2):
-            wanted, _ = model.compute_hidden_states_incrementally(torch.tensor([[8]]), state.select_rows([row]))
+            wanted, _ = model.forward_incremental(torch.tensor([[8]]), state.select_rows([row]))
             assert away(runner.decode_step_to_hidden_([8], state.select_rows([row]))[0], wanted[0]) < 1e-4
 
 
@@ -143,9 +143,7 @@ def test_a_state_grows_in_the_type_of_the_model() -> None:
     model = packed("modern", "bfloat16", **WIDE)
     runner = ModelRunner(model)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        _, state = model.compute_hidden_states_incrementally(
-            tiny.tokens(1, 3), model.initial_state(Batch(tiny.tokens(1, 3)))
-        )
+        _, state = model.forward_incremental(tiny.tokens(1, 3), model.initial_state(Batch(tiny.tokens(1, 3))))
         before = state.dtype
         for token in (3, 4):
             _, state = runner.decode_step_to_hidden_([token], state)

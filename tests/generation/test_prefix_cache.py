@@ -25,7 +25,7 @@ SETTINGS = [SamplingParams("greedy", max_new_tokens=9), SamplingParams(max_new_t
 
 
 def request_for(engine, text, params, **fields):
-    return engine.prepare(Request(prompt=Prompt(tuple(text)), params=params, **fields))
+    return engine.create_request_state(Request(prompt=Prompt(tuple(text)), params=params, **fields))
 
 
 def finished(engine, *states):

@@ -97,7 +97,7 @@ def test_rows_that_come_and_go_equal_each_row_alone(family: str, data: st.DataOb
         state = DecodeState.join_rows(states if state is None else [state, *states])
         rows += [(text, arrival[0].tolist()) for text, arrival in zip(texts, arrivals, strict=True)]
         step = tiny.tokens(len(rows), data.draw(st.integers(1, 3)), seed=100 + turn)
-        hidden, state = model.compute_hidden_states_incrementally(step, state)
+        hidden, state = model.forward_incremental(step, state)
         rows = [(text, own + more) for (text, own), more in zip(rows, step.tolist(), strict=True)]
         for (text, own), last in zip(rows, hidden[:, -1], strict=True):
             torch.testing.assert_close(last.detach(), full(model, torch.tensor([own]), [text])[0, -1], **EXACT)
@@ -129,8 +129,8 @@ def test_joining_does_not_look_at_what_stands_in_the_padding(family: str) -> Non
                 t[0, :, slice(0, missing) if isinstance(layer, KeyValueCache) else slice(2, None)] = 1e6
         spoiled.append(type(layer)(*copies) if copies else ())
     step = tiny.tokens(2, 3, seed=5)
-    one, _ = model.compute_hidden_states_incrementally(step, joined)
-    two, _ = model.compute_hidden_states_incrementally(step, replace(joined, layers=tuple(spoiled)))
+    one, _ = model.forward_incremental(step, joined)
+    two, _ = model.forward_incremental(step, replace(joined, layers=tuple(spoiled)))
     torch.testing.assert_close(one, two, **EXACT)
 
 
@@ -189,10 +189,10 @@ def test_a_search_copies_no_keys_and_values(family: str) -> None:
     with torch.inference_mode():
         _, state = read(model, tiny.tokens(1, 3), [], tiny.start(model, 1))
         state = state.select_rows([0, 0, 0])
-        _, state = model.compute_hidden_states_incrementally(tiny.tokens(3, 1), state)
+        _, state = model.forward_incremental(tiny.tokens(3, 1), state)
         before = places_of(state)
         for parents in ([0, 0, 2], [2, 1, 0], [1, 1, 1]):
-            _, state = model.compute_hidden_states_incrementally(tiny.tokens(3, 1), state.select_rows(parents))
+            _, state = model.forward_incremental(tiny.tokens(3, 1), state.select_rows(parents))
     assert places_of(state) == before
     assert all(len(layer.k_BNSH) == 1 for layer in state.layers if isinstance(layer, KeyValueCache | Memory))
 
@@ -212,8 +212,8 @@ def test_two_futures_of_one_state(family: str) -> None:
         _, state = read(model, tokens_BT[:, :3], [])
         one, first = read(model, tokens_BT[:, 3:6], [1], state)
         two, second = read(model, other_BT[:, 3:6], [2], state)
-        more_one, _ = model.compute_hidden_states_incrementally(tokens_BT[:, 6:], first)
-        more_two, _ = model.compute_hidden_states_incrementally(other_BT[:, 6:], second)
+        more_one, _ = model.forward_incremental(tokens_BT[:, 6:], first)
+        more_two, _ = model.forward_incremental(other_BT[:, 6:], second)
     torch.testing.assert_close(torch.cat((one, more_one), 1), full(model, tokens_BT)[:, 3:], **EXACT)
     torch.testing.assert_close(torch.cat((two, more_two), 1), full(model, other_BT)[:, 3:], **EXACT)
 

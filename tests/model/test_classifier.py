@@ -164,5 +164,5 @@ def test_a_classifier_still_is_its_language_model() -> None:
     assert torch.equal(model.token_vectors(), body.token_vectors())
     assert all(torch.equal(*pair) for pair in zip(model.layer_outputs(batch), body.layer_outputs(batch), strict=True))
     state = model.initial_state(batch)
-    hidden, _ = model.compute_hidden_states_incrementally(batch.tokens_BT, state)
+    hidden, _ = model.forward_incremental(batch.tokens_BT, state)
     torch.testing.assert_close(hidden, body(batch).hidden_BTD)

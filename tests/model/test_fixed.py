@@ -31,9 +31,7 @@ def state_of(family: str, lengths: tuple[int, ...], seed: int = 0) -> tuple[Any,
     states = []
     for row, length in enumerate(lengths):
         texts = [tiny.sources(4, seed)[row]]
-        _, state = model.compute_hidden_states_incrementally(
-            tiny.tokens(1, length, seed=seed + row), tiny.start(model, 1, texts)
-        )
+        _, state = model.forward_incremental(tiny.tokens(1, length, seed=seed + row), tiny.start(model, 1, texts))
         states.append(state)
     return model, DecodeState.join_rows(states).trim_common_padding()
 
@@ -52,12 +50,12 @@ def test_steps_equal_those_of_a_growing_cache(family: str, lengths: tuple[int, .
     fixed: DecodeState = fixed_of(state)
     # what was there before another state was loaded changes nothing
     fixed.copy_from_(state_of(family, lengths, seed=40)[1])
-    model.compute_hidden_states_incrementally(tiny.tokens(len(lengths), 1, seed=3), fixed)
+    model.forward_incremental(tiny.tokens(len(lengths), 1, seed=3), fixed)
     fixed.copy_from_(state)
     for step in range(5):
         tokens_B1 = tiny.tokens(len(lengths), 1, seed=50 + step)
-        wanted, state = model.compute_hidden_states_incrementally(tokens_B1, state)
-        found, fixed = model.compute_hidden_states_incrementally(tokens_B1, fixed)
+        wanted, state = model.forward_incremental(tokens_B1, state)
+        found, fixed = model.forward_incremental(tokens_B1, fixed)
         torch.testing.assert_close(found, wanted, **EXACT)
         torch.testing.assert_close(model.logits(found), model.logits(wanted), **EXACT)
 
@@ -69,8 +67,8 @@ def test_it_grows_on(family: str) -> None:
     model, state = state_of(family, (2, 4, 3))
     fixed = fixed_of(state)
     tokens_B1 = tiny.tokens(3, 1, seed=9)
-    _, state = model.compute_hidden_states_incrementally(tokens_B1, state)
-    _, stepped = model.compute_hidden_states_incrementally(tokens_B1, replace(fixed, length=state.length - 1))
+    _, state = model.forward_incremental(tokens_B1, state)
+    _, stepped = model.forward_incremental(tokens_B1, replace(fixed, length=state.length - 1))
     other = state_of(family, (5,), seed=7)[1]
     for before, after in (
         (state, stepped.to_growable()),
@@ -78,8 +76,8 @@ def test_it_grows_on(family: str) -> None:
         (DecodeState.join_rows([state, other]), DecodeState.join_rows([stepped, other])),
     ):
         tokens_BT = tiny.tokens(before.n_rows, 3, seed=11)
-        wanted, _ = model.compute_hidden_states_incrementally(tokens_BT, before)
-        torch.testing.assert_close(model.compute_hidden_states_incrementally(tokens_BT, after)[0], wanted, **EXACT)
+        wanted, _ = model.forward_incremental(tokens_BT, before)
+        torch.testing.assert_close(model.forward_incremental(tokens_BT, after)[0], wanted, **EXACT)
 
 
 @torch.inference_mode()
@@ -102,7 +100,7 @@ def test_nothing_is_allocated_for_a_longer_text() -> None:
     fixed = fixed_of(state)
     before = [tensor.data_ptr() for layer in fixed.layers for tensor in layer]
     for step in range(4):
-        _, after = model.compute_hidden_states_incrementally(tiny.tokens(1, 1, seed=step), fixed)
+        _, after = model.forward_incremental(tiny.tokens(1, 1, seed=step), fixed)
         assert [tensor.data_ptr() for layer in after.layers for tensor in layer] == before
     assert int(fixed.newest_position_1) == 6
 

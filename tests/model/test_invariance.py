@@ -102,9 +102,7 @@ def test_padding_anywhere_in_a_source_changes_nothing(
         alone = tiny.read(model, answer, text.tolist())
         if FAMILIES[family]["shape"] == "encoder-decoder":
             torch.testing.assert_close(model(batch).hidden_BTD, alone, **EXACT)
-    torch.testing.assert_close(
-        model.compute_hidden_states_incrementally(answer, model.initial_state(batch))[0], alone, **EXACT
-    )
+    torch.testing.assert_close(model.forward_incremental(answer, model.initial_state(batch))[0], alone, **EXACT)
 
 
 @pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(PACKED))

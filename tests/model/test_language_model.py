@@ -56,7 +56,7 @@ def test_a_head_leaves_its_body_the_model_that_it_was() -> None:
     model = Classifier(body, Classification(kind="classification", labels=("a", "b")), tiny.spec())
     for name in ("vocab_size", "context", "max_positions", "reads", "recurrent", "description"):
         assert getattr(model, name) == getattr(body, name)
-    assert model.embeddings_and_layers_by_depth() == body.embeddings_and_layers_by_depth()
+    assert model.modules_by_depth() == body.modules_by_depth()
 
 
 def test_a_head_that_counts_nothing_leaves_the_texts_alone() -> None:

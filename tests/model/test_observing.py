@@ -100,7 +100,7 @@ def test_steps_of_a_decoder_are_successive_queries() -> None:
         with record_attention_weights(model) as stepwise:
             state = tiny.start(model, 2)
             for t in range(5):
-                _, state = model.compute_hidden_states_incrementally(tokens_BT[:, t : t + 1], state)
+                _, state = model.forward_incremental(tokens_BT[:, t : t + 1], state)
     (wanted,), (found,) = whole.values(), stepwise.values()
     assert wanted.shape[2] == 5
     torch.testing.assert_close(found, wanted)

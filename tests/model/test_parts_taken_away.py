@@ -58,7 +58,7 @@ def test_without_its_mask_a_decoder_sees_what_it_predicts_and_writes_nothing() -
     with refuses("usage"):
         model.initial_state(Batch(batch))
     with refuses("usage"):
-        model.compute_hidden_states_incrementally(batch, None)
+        model.forward_incremental(batch, None)
 
 
 def test_shared_layers_are_saved_and_updated_once() -> None:

@@ -87,8 +87,8 @@ def test_rows_longer_than_in_training_can_be_read(kind: str) -> None:
     hidden = model(Batch(tokens_BT)).hidden_BTD
     assert torch.isfinite(hidden).all()
     state = model.initial_state(Batch(tokens_BT))
-    first, state = model.compute_hidden_states_incrementally(tokens_BT[:, :40], state)
-    second, _ = model.compute_hidden_states_incrementally(tokens_BT[:, 40:], state)
+    first, state = model.forward_incremental(tokens_BT[:, :40], state)
+    second, _ = model.forward_incremental(tokens_BT[:, 40:], state)
     torch.testing.assert_close(torch.cat((first, second), 1), hidden, rtol=1e-9, atol=1e-9)
 
 

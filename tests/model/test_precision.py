@@ -115,7 +115,7 @@ def in_steps(model: LanguageModel) -> Tensor:
     state = tiny.start(model, 4)
     hidden = []
     for chunk in torch.split(TOKENS.to(tiny.device_of(model)), [7, 1, 1, 10], 1):
-        read, state = model.compute_hidden_states_incrementally(chunk, state)
+        read, state = model.forward_incremental(chunk, state)
         hidden.append(read)
     return torch.cat(hidden, 1)
 

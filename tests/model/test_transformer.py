@@ -155,7 +155,7 @@ def test_every_parameter_gets_a_gradient_and_those_of_the_head_from_logits(chang
 def test_what_a_shape_does_not_have_is_refused() -> None:
     encoder, batch = tiny.model(shape="encoder"), Batch(tiny.tokens(1, 3))
     with refuses("usage"):
-        encoder.compute_hidden_states_incrementally(batch.tokens_BT, None)
+        encoder.forward_incremental(batch.tokens_BT, None)
     with pytest.raises(ValueError, match="next_sentence_head"):
         encoder.next_sentence_logits(encoder(batch).hidden_BTD)
     with pytest.raises(ValueError, match="source"):

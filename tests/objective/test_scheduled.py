@@ -196,7 +196,7 @@ def test_a_recurrent_model_learns_as_if_it_drew_while_it_learns(family: str) -> 
         for i in range(3):
             if t and batch.draws_BT[i, t] >= 0:
                 token_B[i] = reference.drawn(logits_BV[i].softmax(-1).tolist(), float(batch.draws_BT[i, t]))
-        hidden, state = two.compute_hidden_states_incrementally(token_B[:, None], state)
+        hidden, state = two.forward_incremental(token_B[:, None], state)
         logits_BV = two.logits(hidden[:, 0])
         total = total + torch.nn.functional.cross_entropy(logits_BV, batch.targets_BT[:, t], reduction="sum")
     total.backward()
@@ -228,7 +228,7 @@ def test_rows_that_go_on_draw_behind_what_was_read_before() -> None:
     numbers_BT[:, T] = -1  # the first token of a row is never drawn
     whole = sample_input_tokens(model, causal(tokens_BT, numbers_BT)).tokens_BT
     first = sample_input_tokens(model, causal(tokens_BT[:, :T], numbers_BT[:, :T])).tokens_BT
-    _, state = model.compute_hidden_states_incrementally(first, model.initial_state(Batch(first)))
+    _, state = model.forward_incremental(first, model.initial_state(Batch(first)))
     second = sample_input_tokens(
         StateCarryingModel(model, state), causal(tokens_BT[:, T:], numbers_BT[:, T:])
     ).tokens_BT

@@ -133,7 +133,7 @@ def nats_by_decoding(model: Any, batch: Batch, given: Any, targets: Any, smoothi
     """The loss of targets each of which is given the tokens before it, decoded one by one from a state."""
     state, logits = model.initial_state(batch), []
     for token in given:
-        hidden, state = model.compute_hidden_states_incrementally(torch.tensor([[int(token)]]), state)
+        hidden, state = model.forward_incremental(torch.tensor([[int(token)]]), state)
         logits.append(model.logits(hidden)[0, 0].detach().numpy())
     return losses.cross_entropy(np.array(logits), list(targets), smoothing)
 

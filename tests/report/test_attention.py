@@ -52,7 +52,7 @@ def test_a_page_begins_with_what_is_asked_for():
     assert data_of(render_attention_page(attended))["start"] == {"part": 0, "layer": 1, "head": -1}
     chosen = render_attention_page(attended, initial_kind="decoder", initial_layer=0, initial_head=-1)
     assert data_of(chosen)["start"] == {"part": 1, "layer": 0, "head": 2}
-    for wrong in ({"kind": "self"}, {"layer": 2}, {"head": 3}):
+    for wrong in ({"initial_kind": "self"}, {"initial_layer": 2}, {"initial_head": 3}):
         with pytest.raises(UsageError):
             render_attention_page(attended, **wrong)
 

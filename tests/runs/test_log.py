@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.runs.log import MAX_LINE_BYTES, RunLog
+from lmtool.runs.log import MAX_LOG_LINE_BYTES, RunLog
 from lmtool.storage.records import JsonModel
 from tests.support.disks import failing_call, file_size_limit
 from tests.support.errors import refuses
@@ -131,7 +131,7 @@ def test_a_line_of_absurd_length_is_refused_in_little_memory(tmp_path: Path) -> 
         with pytest.raises(CheckpointError) as raised:
             read()
         assert raised.value.where == f"{log.path}:2"
-    assert tracemalloc.get_traced_memory()[1] < 10 * MAX_LINE_BYTES
+    assert tracemalloc.get_traced_memory()[1] < 10 * MAX_LOG_LINE_BYTES
     tracemalloc.stop()
 
 

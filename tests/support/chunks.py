@@ -36,7 +36,7 @@ def read(model: LanguageModel, tokens_BT: Tensor, cuts: list[int], state: Decode
     state = tiny.start(model, len(tokens_BT)) if state is None else state
     hidden = []
     for start, stop in zip([0, *cuts], [*cuts, tokens_BT.shape[1]], strict=True):
-        chunk, state = model.compute_hidden_states_incrementally(tokens_BT[:, start:stop], state)
+        chunk, state = model.forward_incremental(tokens_BT[:, start:stop], state)
         hidden.append(chunk.detach())
     return torch.cat(hidden, 1), state
 
@@ -63,7 +63,7 @@ def search(model: LanguageModel, parents: Sequence[Sequence[int]], width: int, l
     rows = [(text, tokens[0].tolist()) for text, tokens in zip(texts, beginnings, strict=True) for _ in range(width)]
     for step, chosen in enumerate(parents):
         new = tiny.tokens(len(rows), 1, seed=100 + step)
-        hidden, state = model.compute_hidden_states_incrementally(new, state)
+        hidden, state = model.forward_incremental(new, state)
         rows = [(text, own + more) for (text, own), more in zip(rows, new.tolist(), strict=True)]
         for (text, own), last in zip(rows, hidden[:, -1], strict=True):
             torch.testing.assert_close(last, full(model, torch.tensor([own]), [text])[0, -1], **EXACT)

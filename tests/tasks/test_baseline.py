@@ -110,7 +110,7 @@ def test_rows_that_teach_nothing_have_the_floor_of_the_majority(tmp_path: Path) 
 
 
 def test_a_large_table_is_fitted_by_some_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baseline, "MAX_FITTED_ROWS", 100)
+    monkeypatch.setattr(baseline, "MAX_BASELINE_ROWS", 100)
     train, test = rows(tmp_path, 250, 0), rows(tmp_path, 80, 1)
     found = score_or_cross_validate_baseline(train, test, "test")
     assert (found.fitted, found.rows) == (100, 250)

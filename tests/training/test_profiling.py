@@ -87,7 +87,7 @@ def test_utilization_is_the_share_of_the_speed_at_the_peak(work: Work, monkeypat
     assert [event.peak_speed for event in of_kind(work.pretrain(name="unknown"), TrainingStarted)] == [None]
     assert all("mfu" not in record for record in metrics(work.run("unknown")))
     assert "Utilization over steps" not in render_runs_page([RunHistory.from_run(Run.open(work.run("unknown")))])
-    monkeypatch.setattr(ExecutionContext, "peak_flops", 1e9)
+    monkeypatch.setattr(ExecutionContext, "total_peak_flops", 1e9)
     (plan,) = of_kind(work.pretrain(), TrainingStarted)
     assert plan.peak_speed is not None
     assert 1e9 / plan.peak_speed > 6 * 16 * 16 * 12  # of the matrices of a layer
@@ -100,7 +100,7 @@ def test_it_is_not_known_where_weights_are_frozen_or_rows_are_of_a_table(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work.pretrain()
-    monkeypatch.setattr(ExecutionContext, "peak_flops", 1e9)
+    monkeypatch.setattr(ExecutionContext, "total_peak_flops", 1e9)
     for told in (
         work.pretrain("tuning.lora={rank: 2}", source=work.run(), name="lora"),
         work.finetune(source=work.run()),

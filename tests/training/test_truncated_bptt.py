@@ -87,8 +87,8 @@ def test_gradients_end_where_the_step_begins() -> None:
     rows = by_hand.rows(2)
     with torch.no_grad():
         start = by_hand.model.initial_state(Batch(rows))
-        _, state = by_hand.model.compute_hidden_states_incrementally(rows[:, :CONTEXT], start)
-    hidden, _ = by_hand.model.compute_hidden_states_incrementally(rows[:, CONTEXT:-1], state)
+        _, state = by_hand.model.forward_incremental(rows[:, :CONTEXT], start)
+    hidden, _ = by_hand.model.forward_incremental(rows[:, CONTEXT:-1], state)
     logits = by_hand.model.logits(hidden)
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, CONTEXT + 1 :].flatten()).backward()
     norm = torch.stack([p.grad.norm() for p in by_hand.model.parameters() if p.grad is not None]).norm()

@@ -19,7 +19,7 @@ from lmtool.printable import format_count
 from lmtool.runs.removal import find_runs_needed_by_others
 from lmtool.storage import durable
 
-_ENTRY = r"(?P<key>[0-9a-f]{64})\.entry"
+_ENTRY_FILE_NAME = r"(?P<key>[0-9a-f]{64})\.entry"
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ CACHE_KINDS = {
         r"\.?(?P<key>[0-9a-f]{64})(-[0-9a-f]{16}\.partial)?",
         lambda folder, key: store_lock_path(folder / key),
     ),
-    "tokenizers": CacheKind("tokenizers of texts", TOKENIZERS, _ENTRY),
-    "surveys": CacheKind("what texts were found to have", SURVEYS, _ENTRY),
+    "tokenizers": CacheKind("tokenizers of texts", TOKENIZERS, _ENTRY_FILE_NAME),
+    "surveys": CacheKind("what texts were found to have", SURVEYS, _ENTRY_FILE_NAME),
     "kernels": CacheKind("compiled kernels", build.CACHE_FOLDER, r"(?P<key>[0-9a-f]{16})-[0-9a-f]{16}\.(so|json)"),
     "streams": CacheKind("texts that are tokenized beside training", STREAMS_FOLDER, "(?!)(?P<key>)"),
 }

@@ -127,15 +127,13 @@ def _pair_decoding_steps(device: torch.device, precision: str | None) -> FastAnd
         pack_weights_(model, precision, device)
 
     def compute(step: Callable[[list[int], DecodeState], tuple[Tensor, DecodeState]]) -> Tensor:
-        hidden, state = model.compute_hidden_states_incrementally(
-            tokens[:, :16], model.initial_state(Batch(tokens[:, :16]))
-        )
+        hidden, state = model.forward_incremental(tokens[:, :16], model.initial_state(Batch(tokens[:, :16])))
         for token in tokens[0, 16:].tolist():
             hidden, state = step([token], state)
         return hidden
 
     def step(row: list[int], state: DecodeState) -> tuple[Tensor, DecodeState]:
-        hidden, state = model.compute_hidden_states_incrementally(torch.tensor([row], device=device), state)
+        hidden, state = model.forward_incremental(torch.tensor([row], device=device), state)
         return hidden[:, -1], state
 
     return partial(compute, ModelRunner(model).decode_step_to_hidden_), partial(compute, step)

@@ -28,7 +28,7 @@ MAX_SQLITE_BYTES = 1_000_000_000
 _MAX_PROGRESS_CALLS, _OPERATIONS_PER_CALL = 1000, 1000
 """Maximum calls of the progress handler, and SQLite operations between them, while a schema is read."""
 
-_SYSTEM_ERRORS = {
+_ERRNO_BY_SQLITE_CODE = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_IOERR: errno.EIO,
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,
@@ -106,14 +106,14 @@ def convert_sqlite_errors(folder: Path, *, writes: bool) -> Iterator[None]:
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             fix = "wait until it is done, then repeat the command"
             raise ResourceError("another process is changing the index", where=str(folder), fix=fix) from error
-        if code not in _SYSTEM_ERRORS:
+        if code not in _ERRNO_BY_SQLITE_CODE:
             raise damaged_index_error(folder, str(error)) from error
         with (
             durable.convert_write_errors(folder)
             if writes
             else durable.convert_os_errors("cannot read", folder, "check the disk")
         ):
-            raise OSError(_SYSTEM_ERRORS[code], os.strerror(_SYSTEM_ERRORS[code]), str(folder)) from error
+            raise OSError(_ERRNO_BY_SQLITE_CODE[code], os.strerror(_ERRNO_BY_SQLITE_CODE[code]), str(folder)) from error
 
 
 @cache

@@ -44,7 +44,7 @@ from lmtool.training.finetuning import plan_training_for_data
 HELD_OUT_SETTING = "data.valid_fraction", "0.25"
 """Setting for tables so small that a run holds out no rows, because settings are compared on rows held out."""
 
-POLL_SECONDS = 0.2
+RUN_POLL_SECONDS = 0.2
 """Interval at which processes and the request to stop are checked."""
 
 
@@ -232,7 +232,7 @@ class Sweep:
         """Waits at most a minute until no run is locked; those of a killed sweep finish a step, validate and save."""
         deadline = time.monotonic() + 60
         while self.list_locked_runs() and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+            time.sleep(RUN_POLL_SECONDS)
 
     def describe_run_progress(self, name: str) -> str:
         """Describes in words how far a run has come, or why it failed."""
@@ -270,7 +270,7 @@ class Sweep:
                 is_terminated = True
                 for _, _, process, _ in running.values():
                     process.terminate()
-            for sentinel in wait([*running], POLL_SECONDS):
+            for sentinel in wait([*running], RUN_POLL_SECONDS):
                 name, slot, process, started_at = running.pop(int(str(sentinel)))
                 process.join()
                 free_slots.append(slot)

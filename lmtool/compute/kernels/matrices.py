@@ -21,7 +21,7 @@ KERNEL_DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 BLOCK_OUTPUTS = 16
 """Outputs whose weights lie together, so that a vector instruction reads those of all."""
 
-GROUP_SIZE = 32
+INT4_GROUP_SIZE = 32
 """Inputs whose weights of 4 bits share a scale and a minimum, as in GGUF's Q4_0 and Q4_1."""
 
 
@@ -71,7 +71,7 @@ def quantize_int4(weight_OI: Tensor) -> Int4GroupedWeight:
     One reaches from its least value to its largest (Q4_1), one is symmetric and has its largest in magnitude exactly
     (Q4_0). So weights that lie on either are kept. Scales and minima are float16.
     """
-    weight_OGI = weight_OI.float().view(len(weight_OI), -1, GROUP_SIZE)
+    weight_OGI = weight_OI.float().view(len(weight_OI), -1, INT4_GROUP_SIZE)
     least, largest = weight_OGI.aminmax(dim=-1)
     extreme = torch.where(largest > -least, largest, least)
     grids = []
@@ -144,9 +144,9 @@ class NativeMatrix(MatrixProduct):
     @classmethod
     def create_if_supported(cls, weight_OI: Tensor, dtype: str) -> "NativeMatrix | None":
         """Creates a matrix; None where the kernels do not multiply by such a one."""
-        is_whole = dtype not in ("int8", "int4") or weight_OI.shape[1] % GROUP_SIZE == 0
+        is_whole = dtype not in ("int8", "int4") or weight_OI.shape[1] % INT4_GROUP_SIZE == 0
         can_multiply = is_whole and weight_OI.device.type == "cpu"
-        right = can_multiply and is_kernel_right(f"of {dtype} matrices", _COMPARISONS[dtype])
+        right = can_multiply and is_kernel_right(f"of {dtype} matrices", _PRODUCT_COMPARISONS[dtype])
         return cls(weight_OI, dtype) if right else None
 
     @property
@@ -192,7 +192,7 @@ def _compare_products(dtype: str) -> Iterator[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     weight_OI = torch.randn(40, 256, generator=generator)
     x = torch.randint(-63, 64, (15, 256), generator=generator).float()
-    x[:, ::GROUP_SIZE] = 63  # so that inputs are hardly rounded
+    x[:, ::INT4_GROUP_SIZE] = 63  # so that inputs are hardly rounded
     if dtype in ("int8", "int4"):
         kept_OI = (quantize_int8 if dtype == "int8" else quantize_int4)(weight_OI).dequantize()
     else:
@@ -200,4 +200,4 @@ def _compare_products(dtype: str) -> Iterator[tuple[Tensor, Tensor]]:
     yield NativeMatrix(weight_OI, dtype)(x, None), x @ kept_OI.T
 
 
-_COMPARISONS = {dtype: partial(_compare_products, dtype) for dtype in KERNEL_DTYPES}
+_PRODUCT_COMPARISONS = {dtype: partial(_compare_products, dtype) for dtype in KERNEL_DTYPES}

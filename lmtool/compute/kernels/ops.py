@@ -55,7 +55,7 @@ def has_kernels() -> bool:
 
 def has_kernel(name: str) -> bool:
     """Whether there is a right kernel of an operator; see `is_kernel_right`."""
-    return is_kernel_right(name, _COMPARISONS[name])
+    return is_kernel_right(name, _OPERATOR_COMPARISONS[name])
 
 
 torch_private.mark_constant_(has_kernel)
@@ -428,4 +428,4 @@ def _compare_kernel(check: KernelCheck) -> Iterator[tuple[Tensor, Tensor]]:
         )
 
 
-_COMPARISONS = {name: partial(_compare_kernel, check) for name, check in KERNEL_CHECKS.items()}
+_OPERATOR_COMPARISONS = {name: partial(_compare_kernel, check) for name, check in KERNEL_CHECKS.items()}

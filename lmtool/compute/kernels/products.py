@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lmtool.compute.device import DTYPES, cpu_capabilities, has_fast_bfloat16
 from lmtool.compute.kernels.matrices import (
-    GROUP_SIZE,
+    INT4_GROUP_SIZE,
     Int4GroupedWeight,
     Int8Weight,
     MatrixProduct,
@@ -38,7 +38,7 @@ ROUNDING_OFFSET = torch.tensor(MAX_QUANTIZED_INPUT + 1.5)
 def build_product(weight: Tensor, precision: str, device: torch.device) -> MatrixProduct:
     """Builds the product by a weight (O, I) that is fastest on a device. precision: see `pack_weights_`."""
     if precision in ("int8", "int4"):
-        precision = precision if weight.shape[1] % GROUP_SIZE == 0 else "int8"
+        precision = precision if weight.shape[1] % INT4_GROUP_SIZE == 0 else "int8"
         if (matrix := NativeMatrix.create_if_supported(weight, precision)) is not None:
             return matrix
         is_avx = device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
@@ -121,7 +121,7 @@ class DequantizingProduct(MatrixProduct):
     """
 
     def __init__(self, weight: Tensor, precision: str) -> None:
-        quantize = quantize_int4 if precision == "int4" and weight.shape[1] % GROUP_SIZE == 0 else quantize_int8
+        quantize = quantize_int4 if precision == "int4" and weight.shape[1] % INT4_GROUP_SIZE == 0 else quantize_int8
         self.weights: Int8Weight | Int4GroupedWeight = quantize(weight)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:

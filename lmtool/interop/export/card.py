@@ -20,7 +20,7 @@ from lmtool.runs.uncertainty import PARTS_OF_OTHER_MODELS
 BASE_PLACEHOLDER = "BASE"
 """Stands for the path of a base model that is not on the Hub."""
 
-_TASKS = {
+_CLASS_AND_PIPELINE = {
     "classification": ("AutoModelForSequenceClassification", "text-classification"),
     "tagging": ("AutoModelForTokenClassification", "token-classification"),
     "question-answering": ("AutoModelForQuestionAnswering", "question-answering"),
@@ -34,7 +34,9 @@ def format_model_card(run: Reference, form: FamilyRepresentation) -> str:
     """Formats README.md, with the metadata that the Hugging Face Hub reads, for an exported run."""
     recipe, spec = form.recipe, form.recipe.objective
     # the class of the task would make a new head in place of one beside the body
-    auto_class, pipeline = _TASKS["embedding"] if form.has_separate_head else _auto_class_and_pipeline(recipe)
+    auto_class, pipeline = (
+        _CLASS_AND_PIPELINE["embedding"] if form.has_separate_head else _auto_class_and_pipeline(recipe)
+    )
     values = {
         "form": form,
         "spec": spec,
@@ -69,8 +71,8 @@ def strip_folders(text: str) -> str:
 
 def _auto_class_and_pipeline(recipe: Recipe) -> tuple[str, str]:
     """Transformers' class that opens a model of this recipe for its task, and the Hub's name of the task."""
-    if recipe.objective.kind in _TASKS:
-        return _TASKS[recipe.objective.kind]
+    if recipe.objective.kind in _CLASS_AND_PIPELINE:
+        return _CLASS_AND_PIPELINE[recipe.objective.kind]
     if recipe.model.reads == "source":
         return "AutoModelForSeq2SeqLM", "text2text-generation"
     return "AutoModelForCausalLM", "text-generation"

@@ -46,7 +46,7 @@ class KeyRule:
         return {}
 
 
-_KINDS: Mapping[str, type] = {
+_TYPE_BY_RECIPE_KEY: Mapping[str, type] = {
     **dict.fromkeys(("norm.eps", "dropout", "ffn_dropout"), float),
     **dict.fromkeys(("tie_embeddings", "parallel", "scale_embedding", "bias", "qkv_bias", "head_bias"), bool),
 }
@@ -71,7 +71,7 @@ class CopiedValueRule(KeyRule):
         if first in values and config.values.get(key) is None:
             config.ignore_keys(key)
             return
-        kind = _KINDS.get(first, int)
+        kind = _TYPE_BY_RECIPE_KEY.get(first, int)
         is_size = kind is int or first == "norm.eps"
         value: Any = config.read_positive(key, kind) if is_size else config.read(key, kind)
         if first == "n_layers" and value > len(config.tensor_names):
@@ -405,7 +405,11 @@ class WindowRule(KeyRule):
 
 # Tasks and labels
 
-_TASKS = {"single_label_classification": "class", "multi_label_classification": "multi", "regression": "number"}
+_TASK_BY_PROBLEM_TYPE = {
+    "single_label_classification": "class",
+    "multi_label_classification": "multi",
+    "regression": "number",
+}
 """Tasks by `problem_type`."""
 MAX_UNNAMED_LABELS = 10_000
 
@@ -431,8 +435,8 @@ class ProblemTypeAndLabelsRule(KeyRule):
 
     def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         labels = read_labels_or_default_names(config)
-        config.check_value_if_set(key, *_TASKS)
-        task = _TASKS.get(config.read_optional(key, str) or "", "class" if len(labels) > 1 else "number")
+        config.check_value_if_set(key, *_TASK_BY_PROBLEM_TYPE)
+        task = _TASK_BY_PROBLEM_TYPE.get(config.read_optional(key, str) or "", "class" if len(labels) > 1 else "number")
         values["objective.task"] = task
         if task != "number":
             values["objective.labels"] = labels
@@ -456,7 +460,10 @@ class ProblemTypeAndLabelsRule(KeyRule):
             raise InexpressibleRecipe({"objective.labels": "a single one, which Transformers takes for a number"})
         elif len(set(labels)) < len(labels):
             raise InexpressibleRecipe({"objective.labels": "two of the same name"})
-        return {key: next(kind for kind, name in _TASKS.items() if name == task), **make_labels_config(labels)}
+        return {
+            key: next(kind for kind, name in _TASK_BY_PROBLEM_TYPE.items() if name == task),
+            **make_labels_config(labels),
+        }
 
 
 def make_labels_config(labels: Sequence[str]) -> ConfigValues:

@@ -236,7 +236,7 @@ class Stack(nn.Module):
             outputs.append((new_cache, auxiliary_B))
         return x_BTD, outputs
 
-    def embeddings_and_layers_by_depth(self) -> ModulesByDepth:
+    def modules_by_depth(self) -> ModulesByDepth:
         """Returns the sublayers of each layer, the last one with the final norm; shared ones are one layer."""
         sublayers, n = list(self.sublayers), self.sublayers_per_layer
         return append_to_last_layer((sublayers[i : i + n] for i in range(0, len(sublayers), n)), self.norm)

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from lmtool.compute.kernels import build, matrices
-from lmtool.compute.kernels.matrices import GROUP_SIZE, NativeMatrix, quantize_int4, quantize_int8
+from lmtool.compute.kernels.matrices import INT4_GROUP_SIZE, NativeMatrix, quantize_int4, quantize_int8
 
 compiled = pytest.mark.skipif(build.load_kernels() is None, reason="no C compiler")
 
@@ -44,14 +44,14 @@ def test_inputs_that_are_whole_numbers_are_multiplied_exactly(dtype: str) -> Non
     """Against sums of Python's whole numbers."""
     generator = torch.Generator().manual_seed(3)
     whole = torch.randint(0, 16, (20, 64), generator=generator)
-    whole[:, ::GROUP_SIZE] = 0
-    whole[:, 1::GROUP_SIZE] = 15
+    whole[:, ::INT4_GROUP_SIZE] = 0
+    whole[:, 1::INT4_GROUP_SIZE] = 15
     if dtype == "int8":
         whole = torch.randint(-127, 128, (20, 64), generator=generator)
         whole[:, 0] = 127
     most = c_int32.in_dll(build.load_kernels(), "max_quantized_input").value
     x = torch.randint(-most, most + 1, (3, 64), generator=generator)
-    x[:, ::GROUP_SIZE] = most
+    x[:, ::INT4_GROUP_SIZE] = most
     found = NativeMatrix(whole.float(), dtype)(x.float(), None)
     wanted = [[sum(a * b for a, b in zip(row, out, strict=True)) for out in whole.tolist()] for row in x.tolist()]
     assert found.round().tolist() == wanted
@@ -88,7 +88,9 @@ def test_groups_have_the_nearer_grid() -> None:
     """Against loops over both grids of each group."""
     weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)) + torch.tensor([0.0, 1.0, -2.0])[:, None]
     found = quantize_int4(weight).dequantize()
-    for row, kept in zip(weight.view(-1, GROUP_SIZE).tolist(), found.view(-1, GROUP_SIZE).tolist(), strict=True):
+    for row, kept in zip(
+        weight.view(-1, INT4_GROUP_SIZE).tolist(), found.view(-1, INT4_GROUP_SIZE).tolist(), strict=True
+    ):
         extreme = max(row, key=abs)
         errors = []
         for step, least in (((max(row) - min(row)) / 15, min(row)), (extreme / -8, extreme)):

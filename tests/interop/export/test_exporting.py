@@ -147,7 +147,7 @@ def test_generation(case: str, tmp_path: Path) -> None:
     step = batch.tokens_BT
     with torch.no_grad():
         for _ in range(8):
-            hidden, state = loaded.model.compute_hidden_states_incrementally(step, state)
+            hidden, state = loaded.model.forward_incremental(step, state)
             token = int(loaded.model.logits(hidden)[0, -1].argmax())
             if token in loaded.prompt_format.end_ids:
                 break
