@@ -1,4 +1,4 @@
-"""Keeps an n-gram model in a run, to interpolate its language model with it; `load_for_inference` loads both.
+"""Keeps an n-gram model in a run, to interpolate its language model with it; `load_packed_for_inference` loads both.
 
 It is a run of its own in the folder `ngrams` of the run. Its weight in the interpolation is among the run's results.
 """
