@@ -154,12 +154,12 @@ def generated(run: str, precision: Any, each: int) -> Measured:
 
     generator = TextGenerator.open(run, precision=precision)
     warm = Conversation(generator, SamplingParams(temperature=0, max_new_tokens=4))
-    list(warm.send_messages([{"role": "user", "content": "Hello"}]))
+    list(warm.stream_reply([{"role": "user", "content": "Hello"}]))
     tokens, firsts, began = 0, [], time.perf_counter()
     for one in questions(each, 0):
         conversation = Conversation(generator, SamplingParams(temperature=0, max_new_tokens=one.max_tokens))
         asked, first = time.perf_counter(), 0.0
-        for text in conversation.send_messages([{"role": "user", "content": one.text}]):
+        for text in conversation.stream_reply([{"role": "user", "content": one.text}]):
             if text:
                 first = first or time.perf_counter() - asked
                 tokens += 1

@@ -178,7 +178,7 @@ class TrainedModel(TextGenerator):
 
     def chat(self, messages: Sequence[Message], params: AnyParams | None = None) -> str:
         """The assistant's answer to messages of "role" and "content", by the model's chat template."""
-        return "".join(Conversation(self, params).send_messages(messages))
+        return "".join(Conversation(self, params).stream_reply(messages))
 
 
 def load(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
     from lmtool.evaluation.loop import ValidationResult
-    from lmtool.recipe.spec.text import TokenizerFile, TrainedTokenizerSpec
+    from lmtool.recipe.spec.text import TokenizerFile, TrainedTokenizerSpecBase
     from lmtool.tokenization.tokenizer import Tokenizer
     from lmtool.training.events import DurationEstimate, Event, RunAlreadyFinished, TrainingEnded, TrainingStarted
     from lmtool.training.fit import CompletedStep
@@ -229,7 +229,7 @@ def _describe_finished(event: "RunAlreadyFinished") -> list[str]:
     return [f"finished: {event.path} {how}", f"  {command} -s {more} trains longer"]
 
 
-def describe_tokenizer(tokenizer: "Tokenizer", requested: "TrainedTokenizerSpec | TokenizerFile") -> str:
+def describe_tokenizer(tokenizer: "Tokenizer", requested: "TrainedTokenizerSpecBase | TokenizerFile") -> str:
     """Describes a tokenizer, and notes if it is smaller than requested."""
     from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer, WordTokenizer
 

@@ -35,7 +35,7 @@ from lmtool.data.survey import (
     utf8_length,
 )
 from lmtool.errors import DataError, UsageError
-from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TrainedTokenizerSpec
+from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TrainedTokenizerSpecBase
 from lmtool.storage.durable import cache_folder, convert_write_errors, find_writable_cache_path, hold_lock
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
@@ -131,7 +131,7 @@ def count_predicted_bytes_and_tokens(store: TokenStore, tokenizer: Tokenizer) ->
 
 def tokenize_data(
     data: Data,
-    tokenizer: TrainedTokenizerSpec | TokenizerFile | Tokenizer,
+    tokenizer: TrainedTokenizerSpecBase | TokenizerFile | Tokenizer,
     *,
     seed: int,
     report: Progress = no_progress,
@@ -150,7 +150,7 @@ def tokenize_data(
     """
     texts, data = open_and_split_texts(data, seed=seed, report=report, scanned=scanned)
     trains, valids = _group_by_split(texts, data)
-    if isinstance(tokenizer, TrainedTokenizerSpec):
+    if isinstance(tokenizer, TrainedTokenizerSpecBase):
         tokenizer = _load_or_train_tokenizer(tokenizer, trains, report)
     elif isinstance(tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(tokenizer.path)
@@ -249,7 +249,9 @@ def _split_train_and_valid(text: ScannedCorpus, data: Data, seed: int, report: P
     return TrainValidSplit(*(CorpusSubset(text, part) for part in parts))
 
 
-def _load_or_train_tokenizer(spec: TrainedTokenizerSpec, parts: Sequence[CorpusSubset], report: Progress) -> Tokenizer:
+def _load_or_train_tokenizer(
+    spec: TrainedTokenizerSpecBase, parts: Sequence[CorpusSubset], report: Progress
+) -> Tokenizer:
     def train() -> bytes:
         chunks = (chunk for part in parts for chunk in part.chunks("training the tokenizer", report))
         sample: Iterable[str] = (piece for chunk in chunks for piece in chunk.texts)

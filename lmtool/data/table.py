@@ -293,13 +293,13 @@ def _format_cell(value: Value) -> str:
     return str(value)
 
 
-def write_formatted_table_lines(path: Path, table: Table, lines: Iterable[str]) -> None:
+def write_new_table_file(path: Path, input_table: Table, lines: Iterable[str]) -> None:
     """Writes the lines of one of the functions above to a new file atomically, in bounded memory.
 
-    Raises UsageError when `path` exists or is that of `table`; ResourceError when it cannot be written.
+    Raises UsageError when `path` exists or is that of `input_table`; ResourceError when it cannot be written.
     """
     where = display_path(path)
-    if path.exists() and path.samefile(table.path):
+    if path.exists() and path.samefile(input_table.path):
         raise UsageError("this would overwrite the table that is read", where=where, fix="choose another name")
     durable.check_path_does_not_exist(path)
     durable.write_output_file(path, map(str.encode, lines))

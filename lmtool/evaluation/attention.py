@@ -20,7 +20,7 @@ from lmtool.generation.params import SamplingParams
 from lmtool.model.heads import Classifier, LanguageModelWithTaskHead, Pooling
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import CrossAttention
-from lmtool.model.layers.memory_attention import MemoryAttention
+from lmtool.model.layers.memory_attention import RecurrentStateAttention
 from lmtool.model.layers.observing import (
     ObservableAttention,
     find_attention_modules,
@@ -221,7 +221,7 @@ def _get_attention_kind(model: LanguageModel, module_name: str) -> AttentionKind
     match part:
         case Pooling():
             return "pooling"
-        case MemoryAttention():
+        case RecurrentStateAttention():
             return "cross" if model.reads == "source" else "memory"
         case CrossAttention():
             return "cross"

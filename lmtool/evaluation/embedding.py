@@ -38,7 +38,7 @@ Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class TextOrWordVectors:
+class EmbeddedText:
     """The vectors of one text.
 
     text: index of the text.
@@ -77,7 +77,7 @@ class HiddenStates(NamedTuple):
     layers: tuple[Vectors, ...]
 
 
-def save_embeddings(path: Path, embedded: Iterable[TextOrWordVectors]) -> None:
+def save_embeddings(path: Path, embedded: Iterable[EmbeddedText]) -> None:
     """Writes vectors to a new file, atomically. Raises ResourceError.
 
     .jsonl: `to_json_lines`. .npz: vectors (N, D), texts (N), the index of the text of each, words (N) unless pooled.
@@ -97,7 +97,7 @@ def save_embeddings(path: Path, embedded: Iterable[TextOrWordVectors]) -> None:
     durable.write_output_file(path, [buffer.getbuffer()])
 
 
-def to_json_lines(embedded: Iterable[TextOrWordVectors]) -> Iterator[str]:
+def to_json_lines(embedded: Iterable[EmbeddedText]) -> Iterator[str]:
     """Yields a JSON object for each text."""
     for one in embedded:
         vectors = one.vectors.tolist()
@@ -107,7 +107,7 @@ def to_json_lines(embedded: Iterable[TextOrWordVectors]) -> Iterator[str]:
 
 def embed(
     loaded: LoadedModel, texts: Iterable[str], layer: int, pool: PoolName, *, truncate: bool = False
-) -> Iterator[TextOrWordVectors]:
+) -> Iterator[EmbeddedText]:
     """Computes the vectors of each text. Yields them in order.
 
     layer: 0 for the embeddings, 1 for the output of the first layer, -1 for the last. pool: "none" gives each word and
@@ -143,7 +143,7 @@ def hidden_states(loaded: LoadedModel, text: str) -> HiddenStates:
 
 def embed_encoded_texts(
     loaded: LoadedModel, rows: Sequence[EncodedText], layer: int, pool: PoolName
-) -> Iterator[TextOrWordVectors]:
+) -> Iterator[EmbeddedText]:
     """Computes the vectors of encoded texts; see `embed`."""
 
     def read(chosen: list[int]) -> tuple[None, list[Vectors]]:
@@ -165,7 +165,7 @@ def embed_encoded_texts(
         loaded.model, lengths, read, loaded.compute, max_tokens=EMBEDDING_BATCH_TOKENS, dtype=np.float32
     )
     for row, vectors in zip(rows, evaluated.arrays, strict=True):
-        yield TextOrWordVectors(row.number, row.words if pool == "none" else None, vectors)
+        yield EmbeddedText(row.number, row.words if pool == "none" else None, vectors)
 
 
 def encode_text(

@@ -161,7 +161,7 @@ class EvaluationWindows:
         report: Progress = no_progress,
         *,
         metrics: Sequence[str] = (),
-        one_forward_pass: bool = True,
+        one_pass_per_row: bool = True,
     ) -> EvaluationOutput:
         """Evaluates the windows, batched by `collate` and scored by `score`; see `evaluate_items`."""
 
@@ -171,7 +171,7 @@ class EvaluationWindows:
             return score(model, collate(rows).to(compute.device)), ()
 
         lengths = [(window.stop - window.start,) for window in self.windows]
-        return evaluate_items(model, lengths, read, compute, report, metrics=metrics, one_pass=one_forward_pass)
+        return evaluate_items(model, lengths, read, compute, report, metrics=metrics, one_pass=one_pass_per_row)
 
 
 def compute_perplexity(
@@ -199,7 +199,7 @@ def compute_perplexity(
     metrics = () if model.interpolation is None else (MODEL_ALONE,)
     one_pass = objective.scores_text_in_one_pass
     collate = objective.collate_for_scoring
-    sums = windows.evaluate(model, collate, score, compute, report, metrics=metrics, one_forward_pass=one_pass)
+    sums = windows.evaluate(model, collate, score, compute, report, metrics=metrics, one_pass_per_row=one_pass)
     if not sums.count:
         raise DataError(f"the text has {size}, but no {objective.unit} to predict", fix="give more text")
     alone = sums.metrics.get(MODEL_ALONE)

@@ -255,7 +255,7 @@ def _encode_continuations(loaded: LoadedModel, group: Sequence[ContextPair]) -> 
         if loaded.model.reads == "both":
             rows = _masked_rows(loaded, [*whole, *loaded.prompt_format.after], range(first, len(whole)))
         else:
-            rows = [_make_suffix_row(loaded, source, whole, first)] if first < len(whole) else []
+            rows = [_make_scored_suffix_row(loaded, source, whole, first)] if first < len(whole) else []
         continuations.append(rows)
     return continuations
 
@@ -313,7 +313,9 @@ def _make_single_window_rows(loaded: LoadedModel, ids: list[int], source: str | 
         opening, read = list(prompt.tokens), list(prompt.source or ())
     else:
         opening = list(prompt_format.opening) or [tokenizer.bos_id] * (tokenizer.published is not None)
-    row = _make_suffix_row(loaded, read if read or _source_is_prefix(loaded) else None, [*opening, *ids], len(opening))
+    row = _make_scored_suffix_row(
+        loaded, read if read or _source_is_prefix(loaded) else None, [*opening, *ids], len(opening)
+    )
     _check_length(loaded, len(row.tokens))
     return [row] if row.positions else []
 
@@ -324,7 +326,9 @@ def _masked_rows(loaded: LoadedModel, whole: list[int], positions: Iterable[int]
     return [_ScoringRow([*whole[:at], mask_id, *whole[at + 1 :]], [at], [whole[at]]) for at in positions]
 
 
-def _make_suffix_row(loaded: LoadedModel, source: list[int] | None, ids: list[int], first_scored: int) -> _ScoringRow:
+def _make_scored_suffix_row(
+    loaded: LoadedModel, source: list[int] | None, ids: list[int], first_scored: int
+) -> _ScoringRow:
     """Makes the row that scores a text from its token `first_scored` on, the second one at the earliest."""
     prefix = None
     if _source_is_prefix(loaded):

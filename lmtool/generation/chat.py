@@ -153,7 +153,7 @@ class Conversation:
         """Removes all messages except the system message."""
         self.turns, self.n_left = [], 0
 
-    def send_messages(self, messages: Sequence[Message]) -> Reply:
+    def stream_reply(self, messages: Sequence[Message]) -> Reply:
         """Answers more messages, usually one of the user; a first system message replaces that of the conversation.
 
         The oldest turns leave the context until the answer has room for `max_new_tokens` or half of the context,

@@ -66,7 +66,7 @@ class FormState:
                 spelling = next(filter(self._can_follow, spellings), None)
             if spelling is None:
                 return self
-            following = self._add_following((token,), [spelling])
+            following = self._create_and_cache_next_state((token,), [spelling])
         self._cache_remaining_completing_tokens((token,), following)
         return following
 
@@ -74,11 +74,11 @@ class FormState:
         """Returns the place after forced tokens, without making those between, whose copies would take long."""
         following = self._following.get(tokens)
         if following is None:
-            following = self._add_following(tokens, list(tokens))
+            following = self._create_and_cache_next_state(tokens, list(tokens))
         self._cache_remaining_completing_tokens(tokens, following)
         return following
 
-    def _add_following(self, tokens: tuple[int, ...], spelling_ids: list[int]) -> "FormState":
+    def _create_and_cache_next_state(self, tokens: tuple[int, ...], spelling_ids: list[int]) -> "FormState":
         """Makes and caches the place after tokens. spelling_ids: what the matcher reads in their place."""
         with self._lock:
             matcher = self._matcher.deep_copy()

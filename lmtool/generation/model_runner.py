@@ -124,7 +124,7 @@ class ModelRunner:
         """Reads more tokens of each row, padded to the longest. Returns hidden states (B, T, D) and the new state."""
         return self._model.forward_incremental(self._pad_tokens(tokens), state)
 
-    def read_prompt_or_reuse_last(self, window: Prompt) -> tuple[Tensor, DecodeState]:
+    def prefill_to_hidden_or_reuse_last(self, window: Prompt) -> tuple[Tensor, DecodeState]:
         """Reads a window in one pass. Returns hidden states (1, T, D) and the state, which stay valid.
 
         The last window is cached for further samples of the same prompt.

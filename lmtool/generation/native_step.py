@@ -197,14 +197,14 @@ class NativeSingleRowStep:
                 self._add_attention_step(mixer, state, n_source=1)  # a source of any length: see `set_source`
             case SelfAttention(), KeyValueCache():
                 self._add_linear(mixer.qkv, src, self._inner)
-                self._add_self_attention_after_qkv(mixer, state, is_full_attention)
+                self._add_self_attention_between_projections(mixer, state, is_full_attention)
                 if mixer.gate is not None:
                     self._add_linear(mixer.gate, src, self._inner)
                     n = mixer.gate.out_features
                     self._program.add_step(GateStep(n, mixer.out.in_features // n), self._inner, self._mixed)
         return self._mixed
 
-    def _add_self_attention_after_qkv(
+    def _add_self_attention_between_projections(
         self, mixer: SelfAttention, state: KeyValueCache, is_full_attention: bool
     ) -> None:
         """Adds attention to the cache, with norms, rotations, position biases and window."""

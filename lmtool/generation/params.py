@@ -1,7 +1,7 @@
 """Parameters of decoding strategies, their command-line options, and the filters of sampling.
 
-A parameter is one field, annotated with its `CommandLineOption` and `ParamValidator`. The options of `lmtool generate`,
-their validation and the parameters of each strategy are derived from the fields. A sampling filter is a field and the
+A parameter is one field, annotated with its `CommandLineOption` and `ValidParamValues`. The options of
+`lmtool generate`, their validation and the parameters of each strategy are derived from the fields. A sampling filter is a field and the
 function of the same name in FILTERS.
 
 Shapes: B rows, V vocabulary.
@@ -60,7 +60,7 @@ class CommandLineOption:
 
 
 @dataclass(frozen=True)
-class ParamValidator:
+class ValidParamValues:
     """Valid values of a parameter. None is always valid for optional ones.
 
     is_valid: tests a value. fix: describes the valid values in error messages; {name} is the field's name.
@@ -70,20 +70,20 @@ class ParamValidator:
     fix: str
 
 
-_UP_TO_1 = ParamValidator(lambda p: 0 < p <= 1, "take a number above 0 and at most 1; without {name} all are kept")
-_PENALTY_RANGE = ParamValidator(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect")
+_UP_TO_1 = ValidParamValues(lambda p: 0 < p <= 1, "take a number above 0 and at most 1; without {name} all are kept")
+_PENALTY_RANGE = ValidParamValues(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect")
 
 Seed = Annotated[
     int,
     CommandLineOption("Makes the result reproducible; random by default.", "N", default=""),
-    ParamValidator(lambda seed: seed >= 0, "take a seed of 0 or more"),
+    ValidParamValues(lambda seed: seed >= 0, "take a seed of 0 or more"),
 ]
 Temperature = Annotated[
     float,
     CommandLineOption(
         "Divides the logits: below 1 sharpens the distribution, above 1 flattens it, 0 is greedy.", "T", panel=SAMPLING
     ),
-    ParamValidator(lambda t: 0 <= t < math.inf, "take a finite number of 0 or more; 0 is greedy"),
+    ValidParamValues(lambda t: 0 <= t < math.inf, "take a finite number of 0 or more; 0 is greedy"),
 ]
 
 
@@ -95,7 +95,7 @@ class SamplingFilters:
     top_k: Annotated[
         int | None,
         CommandLineOption("Sample from the K most probable tokens.", "K", panel=SAMPLING),
-        ParamValidator(lambda k: k >= 1, "keep at least 1 token; leave top_k out to keep all"),
+        ValidParamValues(lambda k: k >= 1, "keep at least 1 token; leave top_k out to keep all"),
     ] = None
     top_p: Annotated[
         float | None,
@@ -148,18 +148,18 @@ class SamplingParams(SamplingFilters):
     max_new_tokens: Annotated[
         int,
         CommandLineOption("Maximum new tokens of each text.", "N"),
-        ParamValidator(lambda n: n >= 1, "ask for at least 1 token"),
+        ValidParamValues(lambda n: n >= 1, "ask for at least 1 token"),
     ] = 200
     min_new_tokens: Annotated[int, CommandLineOption("Minimum new tokens before the end token.", "N")] = 0
     max_time: Annotated[
         float | None,
         CommandLineOption("Time limit for each text.", "SECONDS"),
-        ParamValidator(lambda seconds: seconds > 0, "take a number of seconds above 0"),
+        ValidParamValues(lambda seconds: seconds > 0, "take a number of seconds above 0"),
     ] = None
     repetition_penalty: Annotated[
         float,
         CommandLineOption("Above 1 discourages tokens already in the text.", "X", default=""),
-        ParamValidator(lambda x: 0 < x < math.inf, "take a number above 0; 1 has no effect"),
+        ValidParamValues(lambda x: 0 < x < math.inf, "take a number above 0; 1 has no effect"),
     ] = 1.0
     frequency_penalty: Annotated[
         float,
@@ -172,18 +172,18 @@ class SamplingParams(SamplingFilters):
     no_repeat_ngram: Annotated[
         int,
         CommandLineOption("No n-gram of N tokens occurs twice.", "N"),
-        ParamValidator(lambda n: n >= 0, "take a length of 1 or more; 0 for no filter"),
+        ValidParamValues(lambda n: n >= 0, "take a length of 1 or more; 0 for no filter"),
     ] = 0
     form: TextForm | None = None
     num_beams: Annotated[
         int,
         CommandLineOption("Hypotheses kept at each step.", "K", panel=BEAMS),
-        ParamValidator(lambda n: 1 <= n <= MAX_BEAMS, f"take 1 to {MAX_BEAMS}; 1 is greedy"),
+        ValidParamValues(lambda n: 1 <= n <= MAX_BEAMS, f"take 1 to {MAX_BEAMS}; 1 is greedy"),
     ] = 4
     length_penalty: Annotated[
         float,
         CommandLineOption("Rank by log p / length^X; 1 is the mean, 0 the sum.", "X", panel=BEAMS),
-        ParamValidator(lambda x: abs(x) <= 100, "take a number between -100 and 100; 1 is the mean"),
+        ValidParamValues(lambda x: abs(x) <= 100, "take a number between -100 and 100; 1 is the mean"),
     ] = 1.0
     early_stopping: Annotated[
         EarlyStopping,
@@ -203,7 +203,7 @@ class SamplingParams(SamplingFilters):
     diversity: Annotated[
         float,
         CommandLineOption("Penalty for tokens chosen by earlier groups.", "X", panel=BEAMS),
-        ParamValidator(lambda x: 0 <= x < math.inf, "take a finite number of 0 or more"),
+        ValidParamValues(lambda x: 0 <= x < math.inf, "take a finite number of 0 or more"),
     ] = 0.0
 
     def __post_init__(self) -> None:
@@ -286,7 +286,7 @@ class MaskPredict(SamplingFilters):
     rounds: Annotated[
         int,
         CommandLineOption("Rounds over the masks.", "N", panel=MASKS),
-        ParamValidator(lambda n: n >= 1, "take at least 1"),
+        ValidParamValues(lambda n: n >= 1, "take at least 1"),
     ] = 10
 
     def __post_init__(self) -> None:
@@ -330,7 +330,7 @@ def _check_ranges(params: AnyParams) -> None:
     for field in fields(params):
         value = getattr(params, field.name)
         for part in get_args(field.type):
-            if isinstance(part, ParamValidator) and value is not None and not part.is_valid(value):
+            if isinstance(part, ValidParamValues) and value is not None and not part.is_valid(value):
                 raise UsageError(f"{field.name} is {value}", fix=part.fix.format(name=field.name))
 
 

@@ -73,18 +73,19 @@ def resolve_recipe_for_text(
     """Resolves a recipe for a text; the default recipe depends on the size of the text, which is then read.
 
     scan_progress: None to not read the text, and resolve the recipe as for any text.
-    Returns the resolved recipe, and the text if it was read. Raises as `scan_training_text` and `resolve_model_names`.
+    Returns the resolved recipe, and the text if it was read. Raises as `scan_training_text` and
+    `import_models_named_in_recipe` do.
     """
     resolved, scanned = resolve(recipe, settings), None
     if scan_progress is not None and is_default_recipe(recipe) and resolved.recipe.data.sources:
         scanned = scan_training_text(
-            resolved.recipe.data_with_resolved_streaming, stream_seed=resolved.recipe.seed, report=scan_progress
+            resolved.recipe.data_without_unsupported_streaming, stream_seed=resolved.recipe.seed, report=scan_progress
         )
         resolved = resolve(recipe, settings, scanned.text.text_statistics)
-    return resolve_model_names(resolved), scanned
+    return import_models_named_in_recipe(resolved), scanned
 
 
-def resolve_model_names(resolved: ResolvedRecipe, resolved_base: Recipe | None = None) -> ResolvedRecipe:
+def import_models_named_in_recipe(resolved: ResolvedRecipe, resolved_base: Recipe | None = None) -> ResolvedRecipe:
     """Replaces names of models in a recipe by their runs; see `import_if_published`.
 
     resolved_base: the recipe of the run that it continues, whose names are resolved already.

@@ -114,7 +114,7 @@ class AveragingModel(ModelWithoutNextToken):
     with log_ratios too, x is 1 for each feature of the text, and the head is a NaiveBayesScaledHead. With tf_idf,
     the weights of the sum are (1 + log n_f) idf_f instead of equal ones, n_f being how often the text has f, scaled so
     that their squares sum to 1 (Salton and Buckley 1988).
-    `fit_idf_and_ngram_of_buckets_` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most
+    `fit_idf_and_drop_hash_collisions_` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most
     training texts have. All other n-grams are ignored then, so that those of new texts do not take the weights of known
     ones.
     With `word_buckets`, the tokens being characters, words and pairs of words are features too, and n-grams have only
@@ -161,7 +161,7 @@ class AveragingModel(ModelWithoutNextToken):
             self.embedding.requires_grad_(spec.features is None or spec.features.beside)
 
     @torch.no_grad()
-    def fit_idf_and_ngram_of_buckets_(self, batches: Sequence[Batch]) -> None:
+    def fit_idf_and_drop_hash_collisions_(self, batches: Sequence[Batch]) -> None:
         """Sets idf_f = 1 + log((1 + n) / (1 + n_f)) from n texts in CPU memory, n_f of which have the feature f.
 
         It sets the n-gram of each bucket too. Without tf_idf it does nothing.

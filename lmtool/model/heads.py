@@ -207,7 +207,7 @@ class Classifier(LanguageModelWithTaskHead):
         if isinstance(self.body, AveragingModel) and (self.body.idf_F is not None or naive_bayes):
             texts, device = list(batches), self.head.weight.device
             self.cpu()
-            self.body.fit_idf_and_ngram_of_buckets_(texts)
+            self.body.fit_idf_and_drop_hash_collisions_(texts)
             if naive_bayes:
                 naive_bayes.set_log_ratios_(self.body, texts)
             self.to(device)
@@ -310,7 +310,7 @@ class Tagger(TokenHeadModel):
         rows_B1 = torch.arange(len(output.scores), device=output.scores.device)[:, None]
         return output._replace(scores=output.scores[rows_B1, batch.places_BW.clamp(min=0)])
 
-    def tag_log_probs(self, scores_BWC: Tensor, tags_BW: Tensor, keep_BW: Tensor) -> Tensor:
+    def tag_sequence_log_probs(self, scores_BWC: Tensor, tags_BW: Tensor, keep_BW: Tensor) -> Tensor:
         """Returns the log-probability of the tags of each row (B,). keep_BW: False at padding."""
         if self.crf is not None:
             return self.crf.log_probs(scores_BWC, tags_BW, keep_BW)

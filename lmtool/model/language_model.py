@@ -194,7 +194,7 @@ class CountingModel(LanguageModel):
     n_read: Tensor
 
     @abstractmethod
-    def fit_counts_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
+    def partial_fit_counts_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
         """Counts every target of the batches with its preceding tokens. Predictions change once all are counted.
 
         Args:

@@ -153,9 +153,12 @@ class NGramModel(CountingModel):
                 return None
         return index
 
-    def _find_continuations(self, order: _SmoothedOrderTable, rows: Tensor, contexts: Tensor) -> _Continuations:
+    def _find_continuations(self, order: _SmoothedOrderTable, rows: Tensor, context_indices: Tensor) -> _Continuations:
         """Returns all n-grams that begin with the contexts of these rows."""
-        starts, lengths = order.starts_X[contexts], order.starts_X[contexts + 1] - order.starts_X[contexts]
+        starts, lengths = (
+            order.starts_X[context_indices],
+            order.starts_X[context_indices + 1] - order.starts_X[context_indices],
+        )
         firsts = lengths.cumsum(0) - lengths
         grams = torch.arange(int(lengths.sum()), device=rows.device) + (starts - firsts).repeat_interleave(lengths)
         rows_of_grams = rows.repeat_interleave(lengths)
@@ -194,7 +197,7 @@ class NGramModel(CountingModel):
         length = state.length + tokens_BT.shape[1]
         return hidden_BTC, DecodeState(length, state.padding_B, ((hidden_BTC[:, -1].clone(),),))
 
-    def fit_counts_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
+    def partial_fit_counts_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
         # in text order, so that no n-gram is counted before its own prefix
         merged = (self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())
         new, n_new = [], 0
@@ -267,7 +270,7 @@ class NGramModel(CountingModel):
                 context_G = np.searchsorted(keys, context_G * self.vocab_size + token_G)
             n_contexts = len(orders[-1][0]) if orders else self.vocab_size
             keys_G = context_G * self.vocab_size + grams_GN[is_whole, -1]
-            mass_G, backoff_X = self._discounted_probabilities_and_backoffs(context_G, counts_G[is_whole], n_contexts)
+            mass_G, backoff_X = self._compute_ngram_masses_and_context_weights(context_G, counts_G[is_whole], n_contexts)
             orders.append((keys_G, mass_G, np.searchsorted(context_G, np.arange(n_contexts + 1)), backoff_X))
 
         def to_tensor(values: NDArray[Any]) -> Tensor:
@@ -283,12 +286,14 @@ class NGramModel(CountingModel):
         """
         return np.where(grams_GN[:, 0] == PADDING_ID, counts_G, 1)
 
-    def _discounted_probabilities_and_backoffs(
+    def _compute_ngram_masses_and_context_weights(
         self, context_G: IntArray, counts_G: IntArray, n_contexts: int
     ) -> list[FloatArray]:
-        """Returns the discounted probability of each n-gram (`mass_G`) and the back-off weight of each context
-        (`backoff_X`) of an order; see `_SmoothedOrderTable`."""
-        discount_G = kneser_ney_discounts(counts_G)[np.minimum(counts_G, 3)]
+        """Returns the mass of each n-gram (`mass_G`) and the weight of each context (`backoff_X`) of an order.
+
+        In Kneser-Ney smoothing they are its discounted probability and the back-off weight; see `_SmoothedOrderTable`.
+        """
+        discount_G = kneser_ney_discounts_by_count(counts_G)[np.minimum(counts_G, 3)]
         total_X = np.bincount(context_G, counts_G, n_contexts)
         taken_X = np.bincount(context_G, discount_G, n_contexts)
         backoff_X = np.divide(taken_X, total_X, out=np.ones(n_contexts), where=total_X > 0)
@@ -298,7 +303,7 @@ class NGramModel(CountingModel):
         """Returns unigram probabilities, which are uniform if nothing was counted."""
         if not counts_V.any():
             return np.full(len(counts_V), 1 / len(counts_V))
-        discount_V = kneser_ney_discounts(counts_V)[np.minimum(counts_V, 3)]
+        discount_V = kneser_ney_discounts_by_count(counts_V)[np.minimum(counts_V, 3)]
         p_V: FloatArray = (counts_V - discount_V + discount_V.sum() / len(counts_V)) / counts_V.sum()
         return p_V
 
@@ -351,9 +356,10 @@ class AddKNGramModel(NGramModel):
     def _count_contributions_to_suffixes(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         return counts_G
 
-    def _discounted_probabilities_and_backoffs(
+    def _compute_ngram_masses_and_context_weights(
         self, context_G: IntArray, counts_G: IntArray, n_contexts: int
     ) -> list[FloatArray]:
+        """Returns the counts of n-grams, and their sum for each context."""
         total_X = np.bincount(context_G, counts_G, n_contexts).astype(np.float64)
         return [counts_G.astype(np.float64), total_X]
 
@@ -361,7 +367,7 @@ class AddKNGramModel(NGramModel):
         return counts_V.astype(np.float64)
 
 
-def kneser_ney_discounts(ngram_counts: IntArray) -> FloatArray:
+def kneser_ney_discounts_by_count(ngram_counts: IntArray) -> FloatArray:
     """Returns the discounts of counts 0, 1, 2, and 3 or more for n-grams of one order (Chen and Goodman 1999, eq. 26).
 
     They are FALLBACK_DISCOUNTS if not all counts from 1 to 4 occur, or a discount would not be positive.

@@ -20,7 +20,7 @@ from lmtool.errors import UsageError
 from lmtool.model.features import FrozenModelFeatures
 from lmtool.model.language_model import HiddenOutput, LanguageModel, ModulesByDepth, append_to_last_layer
 from lmtool.model.layers.cells import Cell, CellState, TextLayout, build_cell
-from lmtool.model.layers.memory_attention import MemoryAttention, past_mask
+from lmtool.model.layers.memory_attention import RecurrentStateAttention, past_mask
 from lmtool.model.state import DecodeState, KeyValueCache, LayerState
 from lmtool.recipe.spec.recurrent import Recurrent
 
@@ -143,7 +143,7 @@ class RecurrentDecoderOnlyModel(RecurrentModel):
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
         self.rnn = RecurrentLayers(spec)
-        self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
+        self.attention = None if spec.attention is None else RecurrentStateAttention(spec.attention, spec.d_model)
         self.attends_to_present = spec.attention is not None and spec.attention.present
 
     def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:

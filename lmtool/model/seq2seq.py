@@ -14,7 +14,7 @@ from lmtool.batch import Batch
 from lmtool.compute.kernels import ops
 from lmtool.model.language_model import ModulesByDepth, append_to_last_layer
 from lmtool.model.layers.cells import Cell, CellState, TextLayout, build_cell
-from lmtool.model.layers.memory_attention import MemoryAttention
+from lmtool.model.layers.memory_attention import RecurrentStateAttention
 from lmtool.model.recurrent import RecurrentLayers, RecurrentModel, text_layout
 from lmtool.model.state import DecodeState, LayerState, Memory
 from lmtool.recipe.spec.model import Reads
@@ -80,7 +80,7 @@ class RecurrentEncoderDecoder(RecurrentModel):
         super().__init__(spec, vocab_size)
         self.encoder = RecurrentEncoder(spec)
         self.rnn = RecurrentLayers(spec)
-        self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
+        self.attention = None if spec.attention is None else RecurrentStateAttention(spec.attention, spec.d_model)
         feeds = spec.attention is not None and spec.attention.feed == "input"
         n_gates, _ = CELL_SIZES[spec.cell]
         # the columns of the first layer's input weights for the context
@@ -127,7 +127,7 @@ class RecurrentEncoderDecoder(RecurrentModel):
         The input part of the gates is computed for all steps at once. Padding leaves the state unchanged.
         """
         cell, feed = cast(Cell, self.rnn.cells[0]), cast(nn.Linear, self.feed)
-        attention, memory = cast(MemoryAttention, self.attention), cast(Memory, decode_state.layers[-1])
+        attention, memory = cast(RecurrentStateAttention, self.attention), cast(Memory, decode_state.layers[-1])
         state: CellState = tuple(decode_state.layers[0])
         hidden = []
         with torch.autocast(x_BTD.device.type, enabled=False):

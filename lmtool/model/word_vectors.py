@@ -186,7 +186,7 @@ class PpmiModel(WordVectorModel, CountingModel):
     contexts_VD: Tensor
     log_share_V: Tensor
 
-    def fit_counts_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
+    def partial_fit_counts_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
         is_word_V = (self.counts_V > 0).cpu().numpy()
         pairs = PairCounts(self.vocab_size, self.keys_P.cpu().numpy(), self.sums_P.cpu().numpy())
         for batch in batches:

@@ -10,8 +10,8 @@ from lmtool.objective.causal import BidirectionalObjective, CausalObjective
 from lmtool.objective.contrastive import EmbeddingObjective
 from lmtool.objective.heads import (
     AnswerSpanObjective,
-    ClassContrastiveObjective,
     ClassificationObjective,
+    SetFitObjective,
     TaggingObjective,
 )
 from lmtool.objective.masked import MaskedObjective
@@ -61,7 +61,7 @@ def build_objective_for_vocabulary(recipe: Recipe, vocabulary: VocabularyInfo) -
         case specs.SkipGramPrediction() as spec:
             return SkipGramObjective(spec, vocabulary)
         case specs.Classification() as spec:
-            return (ClassContrastiveObjective if spec.contrastive else ClassificationObjective)(spec, vocabulary)
+            return (SetFitObjective if spec.contrastive else ClassificationObjective)(spec, vocabulary)
         case specs.Tagging():
             return TaggingObjective(vocabulary)
         case specs.QuestionAnswering():

@@ -117,7 +117,7 @@ class WholeBatchObjective(Objective):
     """
 
     @abstractmethod
-    def embed_rows(self, model: LanguageModel, batch: Batch) -> RowVectorsAndAuxiliary:
+    def embed_texts_by_row(self, model: LanguageModel, batch: Batch) -> RowVectorsAndAuxiliary:
         """Returns the vectors of the rows of a batch or a micro-batch."""
 
     @abstractmethod
@@ -130,7 +130,7 @@ class WholeBatchObjective(Objective):
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """Returns the loss of a batch that is computed at once."""
-        vectors_NKD, auxiliary = self.embed_rows(model, batch)
+        vectors_NKD, auxiliary = self.embed_texts_by_row(model, batch)
         with torch.autocast(vectors_NKD.device.type, enabled=False):
             total = len(vectors_NKD) * self.batch_loss(vectors_NKD, self.row_labels(batch))
         return add_auxiliary_loss(Loss(total, torch.tensor(len(vectors_NKD), device=total.device)), auxiliary, None)
@@ -216,7 +216,7 @@ class EmbeddingObjective(WholeBatchObjective):
     def unused_parameters(self, model: LanguageModel) -> list[Parameter]:
         return find_unused_parameters(model, model)
 
-    def embed_rows(self, model: LanguageModel, batch: Batch) -> RowVectorsAndAuxiliary:
+    def embed_texts_by_row(self, model: LanguageModel, batch: Batch) -> RowVectorsAndAuxiliary:
         hidden_BTD, auxiliary_B = model(batch)
         return RowVectorsAndAuxiliary(
             pool_text_vectors(self.spec, hidden_BTD, batch.keep_BT)[batch.texts_NK], auxiliary_B

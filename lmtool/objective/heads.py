@@ -140,13 +140,13 @@ class ClassificationObjective(HeadObjective):
 
 
 @dataclass(frozen=True)
-class ClassContrastiveObjective(WholeBatchObjective, ClassificationObjective):
+class SetFitObjective(WholeBatchObjective, ClassificationObjective):
     """Brings the vectors of texts of one class near each other, by the cosines of all pairs of rows of a batch.
 
     A head is fitted to the vectors afterwards (`training.convex`), and scored like any other.
     """
 
-    def embed_rows(self, model: LanguageModel, batch: Batch) -> RowVectorsAndAuxiliary:
+    def embed_texts_by_row(self, model: LanguageModel, batch: Batch) -> RowVectorsAndAuxiliary:
         vectors_BD, auxiliary_B = cast(Classifier, model).pool_head_input_states(batch)
         return RowVectorsAndAuxiliary(vectors_BD[:, None].float(), auxiliary_B)
 
@@ -185,7 +185,7 @@ class TaggingObjective(HeadObjective):
         if batch.tags_BW is None:
             raise ValueError("a batch without tags has no loss")
         keep_BW = batch.tags_BW != IGNORE
-        return Loss(-cast(Tagger, model).tag_log_probs(scores, batch.tags_BW, keep_BW).sum(), keep_BW.sum())
+        return Loss(-cast(Tagger, model).tag_sequence_log_probs(scores, batch.tags_BW, keep_BW).sum(), keep_BW.sum())
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from lmtool.recipe.grammar import (
     specs_by_kind,
     specs_with_key,
 )
-from lmtool.recipe.spec.base import Spec, find_unrepresentable_texts_and_numbers
+from lmtool.recipe.spec.base import Spec, find_surrogates_and_too_large_numbers
 
 MAX_KEY_SUGGESTIONS = 20
 """Limit of the unknown keys that are compared with known keys, which is slow."""
@@ -52,7 +52,7 @@ def validate(tree: dict[str, Any], locate: OriginFinder, root: type[AnySpec]) ->
     """Validates `tree` as a `root`; returns the spec, or None and all mistakes."""
     if mistakes := [
         Mistake(locate(path), f"{dotted_key(path)}: {what}")
-        for path, what in find_unrepresentable_texts_and_numbers(tree)
+        for path, what in find_surrogates_and_too_large_numbers(tree)
     ]:
         return None, mistakes
     try:

@@ -70,7 +70,7 @@ class Mistake:
 
 
 @dataclass
-class YamlDocument:
+class ParsedYaml:
     """The value of a YAML text, the origin of each key and list item, and its syntax errors."""
 
     value: Any = None
@@ -126,14 +126,14 @@ class _Yaml12Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def parse_yaml_collecting_mistakes(text: str, source: str) -> YamlDocument:
+def parse_yaml_collecting_mistakes(text: str, source: str) -> ParsedYaml:
     """Parses one YAML document.
 
     source: the name in origins: a file, or a command-line argument, which has no lines.
     Text that is not YAML gives one mistake with line and column. A duplicate key gives a mistake and keeps its first
     value, so that the rest can still be checked.
     """
-    document = YamlDocument()
+    document = ParsedYaml()
     try:
         root = yaml.compose(text, Loader=_Yaml12Loader)
         if root is not None:
@@ -162,7 +162,7 @@ def _find_origin(position: int, text: str, source: str) -> Origin:
     return Origin(source, before.count("\n") + 1, position - before.rfind("\n"))
 
 
-def _construct_value_collecting_mistakes(node: yaml.Node, path: KeyPath, document: YamlDocument, source: str) -> Any:
+def _construct_value_collecting_mistakes(node: yaml.Node, path: KeyPath, document: ParsedYaml, source: str) -> Any:
     """Returns the Python value of a node; also fills `document.origins` and `document.mistakes`."""
 
     def origin(at: yaml.Node) -> Origin:

@@ -24,7 +24,7 @@ from lmtool.recipe.document import (
     KeyPath,
     Mistake,
     Origin,
-    YamlDocument,
+    ParsedYaml,
     dotted_key,
     format_value_for_message,
     parse_plain_scalar,
@@ -130,7 +130,7 @@ Assignments = Sequence[str | Setting]
 
 def parse_settings(overrides: Assignments, flags: Sequence[Setting] = ()) -> list[Setting]:
     """Parses `KEY=VALUE` texts, of which a mapping sets each of its keys; appends `flags`."""
-    parsed = (_parse_setting_or_mistake(one) if isinstance(one, str) else [one] for one in overrides)
+    parsed = (_parse_settings_collecting_mistakes(one) if isinstance(one, str) else [one] for one in overrides)
     return [*chain.from_iterable(parsed), *flags]
 
 
@@ -168,7 +168,7 @@ def load_run_recipe(path: Path) -> Recipe:
     return _resolve_document(document, source, path.stem, ()).recipe
 
 
-def _read_recipe_file(name: str | Path) -> tuple[Path, str, YamlDocument]:
+def _read_recipe_file(name: str | Path) -> tuple[Path, str, ParsedYaml]:
     """Returns the file of a recipe, its name in messages, and its content, a mapping."""
     file = find_recipe(name)
     source = file.name if str(name) in shipped_recipes() else shorten(str(name), 200)
@@ -191,7 +191,7 @@ def _read_recipe_file(name: str | Path) -> tuple[Path, str, YamlDocument]:
 
 
 @lru_cache(maxsize=8)
-def _parse_file(text: str, source: str) -> YamlDocument:
+def _parse_file(text: str, source: str) -> ParsedYaml:
     """Caches the document, because a command resolves a recipe before and after it knows its data."""
     return parse_yaml_collecting_mistakes(text, source)
 
@@ -199,11 +199,11 @@ def _parse_file(text: str, source: str) -> YamlDocument:
 def apply_settings(recipe: Recipe, source: str, name: str, settings: Sequence[Setting]) -> ResolvedRecipe:
     """Applies settings to a recipe. source: its name in messages. name: its name in runs."""
     origins = {path: Origin(source, -1) for path, _ in iterate_values(recipe)}
-    return _resolve_document(YamlDocument(recipe.model_dump(mode="json"), origins), source, name, settings)
+    return _resolve_document(ParsedYaml(recipe.model_dump(mode="json"), origins), source, name, settings)
 
 
 def _resolve_document(
-    document: YamlDocument, source: str, name: str, settings: Sequence[Setting], inferred: Sequence[Setting] = ()
+    document: ParsedYaml, source: str, name: str, settings: Sequence[Setting], inferred: Sequence[Setting] = ()
 ) -> ResolvedRecipe:
     editor = _RecipeEditor(document.value, document.origins, source)
     editor.apply_as_recipe_values(inferred)
@@ -319,7 +319,7 @@ class _RecipeEditor:
         self._overrides[path] = origin
 
 
-def _parse_setting_or_mistake(argument: str) -> Iterator[Setting]:
+def _parse_settings_collecting_mistakes(argument: str) -> Iterator[Setting]:
     """Yields the settings of a `KEY=VALUE` text."""
     flag = f"-s {shorten(argument)}"
     key, equals, text = argument.partition("=")
@@ -336,7 +336,7 @@ def _parse_setting_or_mistake(argument: str) -> Iterator[Setting]:
         yield Setting(key, None, flag, mistake=f"unknown key{_format_suggestion_for_unknown_key(path)}")
     elif needs_no_quotes and not (accepts_null and text.strip() == "null"):
         # only a list or quoted text is YAML here: `ROMEO:` is not a mapping
-        document = parse_yaml_collecting_mistakes(text, "") if text.startswith(("[", '"', "'")) else YamlDocument()
+        document = parse_yaml_collecting_mistakes(text, "") if text.startswith(("[", '"', "'")) else ParsedYaml()
         is_yaml = not document.mistakes and isinstance(document.value, str | list)
         yield Setting(key, document.value if is_yaml else text, flag)
     elif _RELATIVE.fullmatch(text.strip()) and isinstance(addend := parse_plain_scalar(text.strip()), int | float):

@@ -235,15 +235,15 @@ def _render_charts_over_steps(
     title: str,
     radio_group_name: str,
     drawn: Sequence[_PlottedRun],
-    charts: Mapping[str, tuple[str, str, str]],
+    column_title_axis_by_key: Mapping[str, tuple[str, str, str]],
     caption: str,
 ) -> list[Section]:
     """Renders a section with a chart for each number that was logged; none if no number was logged at two steps.
 
-    charts: see `SPEED_CHARTS`. radio_group_name: unique on the page.
+    column_title_axis_by_key: see `SPEED_CHARTS`. radio_group_name: unique on the page.
     """
     line_charts, columns = {}, {"step": "step"}
-    for key, (column, chart_title, axis) in charts.items():
+    for key, (column, chart_title, axis) in column_title_axis_by_key.items():
         lines = [Line(part.history.name, part.points("step", key), part.colour) for part in drawn]
         if not any(line.points for line in lines):
             continue

@@ -276,19 +276,19 @@ class Run:
             durable.replace_file(self.recipe_path, recipe.encode())
 
     def record_session_end(
-        self, outcome: Literal["finished", "stopped"], validation: Mapping[str, object] | None = None
+        self, outcome: Literal["finished", "stopped"], interrupted_validation: Mapping[str, object] | None = None
     ) -> None:
         """Ends the session: finished after all steps or early stopping, else stopped.
 
         Removes the page of an earlier session, so that a page of a run is never outdated.
-        validation: of the last step of an interrupted session, with "step" and "is_best". It is no part of the
-        training, but if it is the best, its checkpoint is the best until the run is resumed.
+        interrupted_validation: of the last step of an interrupted session, with "step" and "is_best". It is no part
+        of the training, but if it is the best, its checkpoint is the best until the run is resumed.
         Raises ResourceError when it cannot be written.
         """
         *earlier, session = self.info.sessions
         ended: dict[str, object] = {"ended": current_time(), "outcome": outcome}
-        if validation is not None:
-            ended["validation"] = ValidationAtInterruption.model_validate(dict(validation))
+        if interrupted_validation is not None:
+            ended["validation"] = ValidationAtInterruption.model_validate(dict(interrupted_validation))
         with self._convert_write_errors_under_lock():
             (self.path / REPORT).unlink(missing_ok=True)
             sessions = [*earlier, session.model_copy(update=ended)]

@@ -290,13 +290,13 @@ class CalibrationBin(JsonModel):
     rows: Count
 
 
-class CalibrationScores(JsonModel):
+class CalibrationMetrics(JsonModel):
     """Calibration of the probabilities of predictions. before: without the temperature."""
 
     ece: float
     log_loss: float | None = None
     bins: list[CalibrationBin]
-    before: "CalibrationScores | None" = None
+    before: "CalibrationMetrics | None" = None
 
 
 class TaskScores(JsonModel, extra="allow"):
@@ -313,7 +313,7 @@ class TaskScores(JsonModel, extra="allow"):
     classes: dict[str, ClassScores] = Field(default_factory=dict)
     entities: dict[str, ClassScores] = Field(default_factory=dict)
     confusion: list[list[Count]] = Field(default_factory=list)
-    calibration: CalibrationScores | None = None
+    calibration: CalibrationMetrics | None = None
     mistakes: list[dict[str, Any]] = Field(default_factory=list)
     sentences: list[dict[str, Any]] = Field(default_factory=list)
     baseline: BaselineScores | None = None

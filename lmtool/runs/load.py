@@ -160,7 +160,7 @@ class PretrainedTokenVectors:
     line: str
 
     @torch.no_grad()
-    def initialize_and_rescale_embeddings_(self, lm: LanguageModel) -> None:
+    def set_embeddings_and_rescale_others_(self, lm: LanguageModel) -> None:
         """Sets these embeddings of a new model, and scales all others, which are random, to the same deviation."""
         table_VD = lm.token_vectors()
         deviation, before = float(self.vectors_ND.std(correction=0)), float(table_VD.std(correction=0))
@@ -190,9 +190,9 @@ def build_for_training(
     lm = build_model(recipe, tokenizer, compute, feature_model, shards)
     set_data_statistics_(lm)
     notice = None if base is None else _load_base_weights_and_explain_head(lm, base, recipe.objective)
-    _set_trainable_and_add_adapters_(lm, recipe, for_training=True)
+    _set_trainable_and_add_adapters_(lm, recipe, store_quantized=True)
     if vectors is not None:
-        vectors.initialize_and_rescale_embeddings_(lm)
+        vectors.set_embeddings_and_rescale_others_(lm)
     return lm, notice
 
 
@@ -275,7 +275,7 @@ def load_trained_model(reference: Reference, compute: ExecutionContext) -> Langu
     lm = build_model(recipe, reference.tokenizer, compute, load_feature_model(reference.run, recipe, compute))
     if recipe.tuning.lora is not None:
         _load_base_weights_and_explain_head(lm, find_unchanged_base(reference.run), recipe.objective)
-    _set_trainable_and_add_adapters_(lm, recipe, for_training=False)
+    _set_trainable_and_add_adapters_(lm, recipe, store_quantized=False)
     load_weights(lm, reference.checkpoint)
     return lm
 
@@ -351,14 +351,14 @@ def _check_finite(name: str, tensor: Tensor, checkpoint: Checkpoint) -> None:
         raise NumericalError(what, where=str(checkpoint.path), fix=fix)
 
 
-def _set_trainable_and_add_adapters_(lm: LanguageModel, recipe: Recipe, *, for_training: bool) -> None:
+def _set_trainable_and_add_adapters_(lm: LanguageModel, recipe: Recipe, *, store_quantized: bool) -> None:
     """Freezes the weights that the recipe does not train, and adds adapters if the recipe has any, in place."""
     body = lm.body if isinstance(lm, LanguageModelWithTaskHead) else lm
     if isinstance(recipe.model, InitialEmbeddingsModelSpec) and recipe.model.freeze_embeddings:
         cast(nn.Parameter, body.token_vectors()).requires_grad_(False)
     if recipe.tuning.lora is not None:
         torch.manual_seed(derive_seed(recipe.seed, "adapters"))
-        lora.add_adapters_and_freeze_(body, recipe.tuning.lora, store_quantized=for_training)
+        lora.add_adapters_and_freeze_(body, recipe.tuning.lora, store_quantized=store_quantized)
     elif recipe.tuning.freeze == "body":
         body.requires_grad_(False)
     elif recipe.tuning.freeze == "embeddings":

@@ -64,7 +64,7 @@ class Reference:
 
     @cached_property
     def _recipe_and_warnings(self) -> tuple[Recipe, list[str]]:
-        return read_verified_or_trained_recipe(self.run, self.checkpoint)
+        return read_verified_or_checkpoint_recipe(self.run, self.checkpoint)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -72,7 +72,7 @@ class Reference:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the run; see `read_verified_or_trained_recipe`."""
+        """The recipe of the run; see `read_verified_or_checkpoint_recipe`."""
         return self._recipe_and_warnings[0]
 
     @property
@@ -92,7 +92,7 @@ class Reference:
         step, saved = self.checkpoint.step, checkpoints.list_checkpoints(self.run.path / CHECKPOINTS)
         return max((other for other, _ in saved if other > step), default=None)
 
-    def read_unverified_or_trained_recipe(self) -> tuple[Recipe, list[str]]:
+    def read_unverified_or_checkpoint_recipe(self) -> tuple[Recipe, list[str]]:
         """Reads recipe.yaml without comparing it with a checkpoint.
 
         If it is damaged, returns the recipe of the newest checkpoint, and a warning.
@@ -100,7 +100,7 @@ class Reference:
         try:
             return load_run_recipe(self.run.recipe_path), []
         except (RecipeError, UsageError):
-            return read_verified_or_trained_recipe(
+            return read_verified_or_checkpoint_recipe(
                 self.run, self.find_named_or_newest_checkpoint(verify_optimizer=False)[0]
             )
 
@@ -172,7 +172,7 @@ def read_verified_tokenizer(run: Run) -> Tokenizer:
     return tokenizer
 
 
-def read_verified_or_trained_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
+def read_verified_or_checkpoint_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
     """Reads recipe.yaml of a run. If it is damaged or missing, returns the checkpoint's recipe, and a warning.
 
     It may differ from the checkpoint's recipe in keys that a resumed run may change. Raises CheckpointError, which

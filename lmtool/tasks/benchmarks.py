@@ -181,7 +181,7 @@ def iterate_row_names_and_answered_prompts(
 
 
 @dataclass(frozen=True)
-class BenchmarkScore:
+class MetricWithInterval:
     """A metric of a task. interval: 95 %; None if there are no numbers of the rows. values: of each row, the higher the
     better."""
 
@@ -203,7 +203,7 @@ class BenchmarkResults:
         n_truncated: requests whose context lost its beginning.
     """
 
-    tasks: Mapping[str, Mapping[str, BenchmarkScore]]
+    tasks: Mapping[str, Mapping[str, MetricWithInterval]]
     groups: Mapping[str, Mapping[str, float]]
     rows: Mapping[str, int]
     shots: Mapping[str, int]
@@ -268,7 +268,7 @@ def evaluate_lm_eval_tasks(
             if any(frame.f_code.co_filename == lmeval.__file__ for frame, _ in walk_tb(error.__traceback__)):
                 raise
             raise _unusable_task_error(error, ", ".join(tasks["tasks"])) from error
-    results: dict[str, dict[str, BenchmarkScore]] = {}
+    results: dict[str, dict[str, MetricWithInterval]] = {}
     for name, task in tasks["tasks"].items():
         metrics = results[name] = {}
         for key, value in _select_metrics_without_stderr(found["results"][name]).items():
@@ -290,7 +290,7 @@ def _select_metrics_without_stderr(figures: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def _make_metric_with_interval(value: float, row_values: Sequence[Any], aggregate: Any) -> BenchmarkScore:
+def _make_metric_with_interval(value: float, row_values: Sequence[Any], aggregate: Any) -> MetricWithInterval:
     """Returns a metric with its interval: that of a share, or by a bootstrap over the rows that lm-eval aggregates.
 
     row_values: a number for each row, or the log-probability of a text and its number of words or bytes.
@@ -301,21 +301,19 @@ def _make_metric_with_interval(value: float, row_values: Sequence[Any], aggregat
         ratio = log_p_R.sum() / length_R.sum()
         # The ratio of two sums varies as the mean of this does.
         ends = bootstrap_mean_interval(ratio + (log_p_R - ratio * length_R) / length_R.mean())
-        return BenchmarkScore(
-            value, _apply_aggregate_to_interval_ends(aggregate, [(one, 1) for one in ends]), log_p_R.tolist()
+        return MetricWithInterval(
+            value, _transform_interval_ends(aggregate, [(one, 1) for one in ends]), log_p_R.tolist()
         )
     if kind not in ("mean", "perplexity") or not all(isinstance(one, int | float) for one in row_values):
-        return BenchmarkScore(value, None, [])
+        return MetricWithInterval(value, None, [])
     values_R = np.array(row_values, dtype=np.float64)
     if np.isin(values_R, (0, 1)).all():
-        return BenchmarkScore(value, confidence_interval_95("accuracy", value, len(row_values)), values_R.tolist())
-    interval = _apply_aggregate_to_interval_ends(aggregate or mean, bootstrap_mean_interval(values_R))
-    return BenchmarkScore(value, interval, values_R.tolist())
+        return MetricWithInterval(value, confidence_interval_95("accuracy", value, len(row_values)), values_R.tolist())
+    interval = _transform_interval_ends(aggregate or mean, bootstrap_mean_interval(values_R))
+    return MetricWithInterval(value, interval, values_R.tolist())
 
 
-def _apply_aggregate_to_interval_ends(
-    aggregate: Callable[[Sequence[Any]], float], ends: Iterable[Any]
-) -> tuple[float, float]:
+def _transform_interval_ends(aggregate: Callable[[Sequence[Any]], float], ends: Iterable[Any]) -> tuple[float, float]:
     """Returns an interval after an aggregation, the lower end first."""
     found = []
     for one in ends:

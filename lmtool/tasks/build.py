@@ -5,7 +5,7 @@ from typing import Any
 from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.cells import has_bio_tags
-from lmtool.tasks.classification import ClassificationTask
+from lmtool.tasks.classification import SingleLabelTask
 from lmtool.tasks.embedding import NeighborTask, RankingTask, SimilarityTask, TripletTask
 from lmtool.tasks.multi_label import MultiLabelTask
 from lmtool.tasks.questions import SpanTask
@@ -26,7 +26,7 @@ def get_task_class(objective: AnyObjective, n_texts: int = 0) -> type[Task]:
         case Classification(task="number"):
             return RegressionTask
         case Classification():
-            return ClassificationTask
+            return SingleLabelTask
         case Tagging(labels=tags):
             return EntityTask if has_bio_tags(tags) else TaggingTask
         case QuestionAnswering():

@@ -30,7 +30,7 @@ LOG_TEMPERATURE_STD = 1.0
 """Standard deviation of the prior of the logarithm of a temperature: most temperatures are from 1/3 to 3."""
 
 
-class ClassificationTask(HeadTask):
+class SingleLabelTask(HeadTask):
     """One class per row: a softmax over the logits, which are divided by a temperature.
 
     Attributes:
@@ -136,7 +136,7 @@ def set_decision_rule(task: Task | None, cost_table_path: str | None, min_probab
     cost_table_path: see `read_cost_table`. Raises UsageError if either is given for another task, and the errors of the
     table.
     """
-    if isinstance(task, ClassificationTask):
+    if isinstance(task, SingleLabelTask):
         task.costs_CC = None if cost_table_path is None else read_cost_table(cost_table_path, task.labels)
         task.min_probability = min_probability or 0.0
     elif cost_table_path is not None or min_probability is not None:

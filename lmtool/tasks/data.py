@@ -211,7 +211,7 @@ class TableData:
         ]
         return self._add_baselines(results)
 
-    def calibrate_and_compute_fold_results(
+    def calibrate_and_compute_pooled_results(
         self, folds: Iterable[tuple["TableData", ModelWithObjective]], part: str, step: int
     ) -> list[Results]:
         """Computes results on the test rows of folds, each by a model of the other rows.
@@ -227,7 +227,7 @@ class TableData:
             for task in data.tasks:
                 rows = cast(list[EncodedRow], task.test)
                 if isinstance(task.task, HeadTask):
-                    scored.append(task.task.score_rows_and_attribute_mistakes(model, rows))
+                    scored.append(task.task.score_rows_and_explain_mistakes(model, rows))
                 else:
                     results.append(task.task.compute_results(model, rows, part, step))
         if scored:

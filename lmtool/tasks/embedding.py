@@ -66,15 +66,13 @@ class EmbeddingTask(Task):
             rows.append(EncodedRow(item.row, np.concatenate(texts), any(cuts), segments, number))
         return rows
 
-    def compute_vectors_of_row_texts(
-        self, model: ModelWithObjective, rows: Sequence[EncodedRow]
-    ) -> NDArray[np.float32]:
+    def compute_text_vectors_RKD(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> NDArray[np.float32]:
         """Computes the vectors of the texts of each row (R, K, D)."""
         objective = cast(EmbeddingObjective, model.objective)
 
         def embed_batch(indices: list[int]) -> tuple[Loss | None, Sequence[NDArray[Any]]]:
             batch = objective.collate([rows[i].to_example() for i in indices]).to(model.compute.device)
-            return None, list(objective.embed_rows(model.lm, batch).vectors_NKD.float().cpu().numpy())
+            return None, list(objective.embed_texts_by_row(model.lm, batch).vectors_NKD.float().cpu().numpy())
 
         lengths = [row.lengths for row in rows]
         return np.stack(evaluate_items(model.lm, lengths, embed_batch, model.compute, dtype=np.float32).arrays)
@@ -84,7 +82,7 @@ class EmbeddingTask(Task):
     ) -> tuple[float, MetricValues]:
         """Computes the mean loss of batches of LOSS_BATCH_ROWS, and the figures."""
         vectors_RKD, labels = (
-            torch.from_numpy(self.compute_vectors_of_row_texts(model, rows)),
+            torch.from_numpy(self.compute_text_vectors_RKD(model, rows)),
             [row.label for row in rows],
         )
         known = [label for label in labels if label is not None]

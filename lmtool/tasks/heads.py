@@ -116,9 +116,9 @@ class HeadTask(Task):
         return self.make_validation(loss, self.compute_metrics(scores_RC, stack_labels(rows)))
 
     def compute_results(self, model: ModelWithObjective, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
-        return self.summarize([self.score_rows_and_attribute_mistakes(model, rows)], part, step)
+        return self.summarize([self.score_rows_and_explain_mistakes(model, rows)], part, step)
 
-    def score_rows_and_attribute_mistakes(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> ScoredRows:
+    def score_rows_and_explain_mistakes(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> ScoredRows:
         """Computes the scores of a model on labelled rows, and finds the words that decided its mistakes."""
         scores_RC, loss = self.compute_scores(model, rows)
         if np.isnan(loss):

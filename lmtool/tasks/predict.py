@@ -38,7 +38,7 @@ CHUNK_ROWS = 512
 
 def can_predict_tables(reference: str) -> bool:
     """Returns whether a run predicts rows of tables; reads no weights."""
-    recipe, _ = resolve_reference(reference).read_unverified_or_trained_recipe()
+    recipe, _ = resolve_reference(reference).read_unverified_or_checkpoint_recipe()
     return isinstance(recipe.objective, RowSpec)
 
 
@@ -277,7 +277,8 @@ def _open_with_columns(
 
 
 def open_table_in_training_format(source: str, trained: Data, read_options: Data) -> Table:
-    """Opens another table in the format that `read_options` names, else in the inferred one, else in that of training.
+    """Opens another table in the format that `read_options` names, else in that of training, or the inferred one if the
+    delimiter of training leaves it in one column.
 
     Raises the errors of tables.
     """

@@ -20,7 +20,7 @@ STORE_FOLDERS = ("", "train", "valid")
 
 
 def infer_run_table_or_text(
-    names: Sequence[str], data: Data, *, is_text: bool, infer_labels_from_cells: bool = False
+    file_or_run_names: Sequence[str], data: Data, *, is_text: bool, infer_labels_from_cells: bool = False
 ) -> Subject:
     """Infers what names refer to. is_text: excludes tables.
 
@@ -28,8 +28,8 @@ def infer_run_table_or_text(
     label, and with `infer_labels_from_cells` no column whose cells may be labels. It is a table if `data` names columns
     of one. Raises the errors of `open_table`.
     """
-    if len(names) == 1 and not is_text:
-        name = names[0]
+    if len(file_or_run_names) == 1 and not is_text:
+        name = file_or_run_names[0]
         folder = Path(name)
         if any((folder / part / STORE_MANIFEST).exists() for part in STORE_FOLDERS):
             return "tokens"

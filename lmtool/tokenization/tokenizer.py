@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Inner
 from lmtool.errors import CheckpointError
 from lmtool.printable import printable
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile, TrainedTokenizerSpec
+from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile, TrainedTokenizerSpecBase
 from lmtool.storage import durable
 from lmtool.storage.checksum import sha256_of_json
 from lmtool.storage.durable import write_file
@@ -77,7 +77,7 @@ class Tokenizer:
         self.sentinel_ids, self.special_ids = roles.sentinels, roles.specials
 
     @classmethod
-    def train(cls, spec: TrainedTokenizerSpec, texts: Iterable[str]) -> Self:
+    def train(cls, spec: TrainedTokenizerSpecBase, texts: Iterable[str]) -> Self:
         """Trains a tokenizer of the kind of `spec` on texts. Equal texts give an equal tokenizer.
 
         The vocabulary is smaller than requested if the texts have too little. Very long runs of letters, other visible

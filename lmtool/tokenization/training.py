@@ -9,7 +9,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import UsageError
-from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TrainedTokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import (
+    BpeTokenizer,
+    CharTokenizer,
+    TrainedTokenizerSpecBase,
+    WordPieceTokenizer,
+    WordTokenizer,
+)
 from lmtool.tokenization.decoder import CONTINUATION_PREFIX, to_code_points
 from lmtool.tokenization.inner import CHARACTER_PATTERN, MAX_VOCAB_SIZE, SPECIAL_TOKENS, WORD_PATTERN
 
@@ -19,7 +25,7 @@ MAX_RUN_CHARACTERS = 1024
 _LETTER_OR_SPACE = re.compile(r"[^\W_]|\s")
 
 
-def train_inner_tokenizer(spec: TrainedTokenizerSpec, texts: Iterable[str]) -> Inner:
+def train_inner_tokenizer(spec: TrainedTokenizerSpecBase, texts: Iterable[str]) -> Inner:
     """Trains a tokenizer of the kind of `spec`; see `Tokenizer.train`."""
     pieces = (piece for text in texts for piece in split_long_runs(text))
     match spec:
@@ -52,7 +58,7 @@ def split_long_runs(text: str) -> Iterator[str]:
         yield text[done:]
 
 
-def _list_special_tokens(spec: TrainedTokenizerSpec) -> list[str]:
+def _list_special_tokens(spec: TrainedTokenizerSpecBase) -> list[str]:
     return [*SPECIAL_TOKENS, *(f"<extra_id_{i}>" for i in range(spec.sentinels))]
 
 
@@ -172,12 +178,12 @@ def _train_word(spec: WordTokenizer, texts: Iterator[str]) -> Inner:
     return counter
 
 
-def _build_word_level(names: list[str], n_specials: int, token_pattern: str, *, lowercase: bool) -> Inner:
+def _build_word_level(names: list[str], n_leading_specials: int, token_pattern: str, *, lowercase: bool) -> Inner:
     """Builds a tokenizer whose tokens are the matches of `token_pattern`."""
     inner = Inner(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
     if lowercase:
         inner.normalizer = normalizers.Lowercase()
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(token_pattern), behavior="removed", invert=True)
     inner.decoder = decoders.Fuse()
-    inner.add_special_tokens(_make_special_tokens(names[:n_specials]))
+    inner.add_special_tokens(_make_special_tokens(names[:n_leading_specials]))
     return inner

@@ -404,7 +404,7 @@ def tokenize_training_text(
     spec = tokenizer or recipe.tokenizer
     prepared = world.call_main_first(
         lambda: tokenize_data(
-            recipe.data_with_resolved_streaming, spec, seed=recipe.seed, report=report, scanned=scanned
+            recipe.data_without_unsupported_streaming, spec, seed=recipe.seed, report=report, scanned=scanned
         )
     )
     context = recipe.model.context

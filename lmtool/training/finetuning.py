@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 from lmtool.data.survey import Progress, no_progress
 from lmtool.data.table import open_table
 from lmtool.errors import LmtoolError, UsageError
-from lmtool.interop.resolve import resolve_model_names, resolve_reference
+from lmtool.interop.resolve import import_models_named_in_recipe, resolve_reference
 from lmtool.recipe.finetuning import FEW_ROWS, MAX_ROWS_OF_CLASS, HeadKind, TableProperties
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.resolve import CHARACTER_SETTINGS, LINEAR_RECIPE, resolve
@@ -31,7 +31,7 @@ from lmtool.tasks.prepare import (
 )
 from lmtool.tasks.schema import RowKind, has_related_texts
 from lmtool.tasks.subject import infer_run_table_or_text
-from lmtool.training.folds import compute_cross_validation_losses
+from lmtool.training.folds import compute_cross_validated_head_losses
 from lmtool.training.plan import TrainingPlan, check_adapters_have_base, is_for_tables, plan_pretraining
 
 
@@ -52,7 +52,9 @@ def plan_finetuning(
         plan = _plan_finetuning_of_run(resolve_reference(source), settings)
     else:
         plan = _plan_default_recipe_for_table(settings, report)
-    return replace(plan, resolved=resolve_model_names(plan.resolved, None if plan.base is None else plan.base.recipe))
+    return replace(
+        plan, resolved=import_models_named_in_recipe(plan.resolved, None if plan.base is None else plan.base.recipe)
+    )
 
 
 def plan_training_for_data(
@@ -108,7 +110,7 @@ def _plan_finetuning_of_run(base: Reference, settings: Sequence[Setting]) -> Tra
     about_data = [setting for setting in settings if setting.key.partition(".")[0] == "data"]
     data = resolve(LINEAR_RECIPE, about_data).recipe.data
     kind, choice = row_kind_from_objective_setting(settings), ""
-    if kind is None and (choice := _explain_embedding_choice(base, data, settings)):
+    if kind is None and (choice := _explain_embedding_objective_or_empty(base, data, settings)):
         kind = "related"
     tables = tuple(open_training_tables(data, kind))
     columns = tables[0].columns
@@ -128,7 +130,7 @@ def _plan_finetuning_of_run(base: Reference, settings: Sequence[Setting]) -> Tra
     return TrainingPlan(resolved, base, tables=tables, choice=choice)
 
 
-def _explain_embedding_choice(base: Reference, data: Data, settings: Sequence[Setting]) -> str:
+def _explain_embedding_objective_or_empty(base: Reference, data: Data, settings: Sequence[Setting]) -> str:
     """Explains why vectors of texts are trained although no objective is named; empty if they are not.
 
     They are for texts without labels, since an encoder cannot write the second one of a row, and, by a model that is
@@ -324,7 +326,7 @@ def _choose_text_feature_set_index(
         (task,) = data.tasks
         sampled = replace(task, train=[task.train[i] for i in sample])
         candidates.append((recipe, replace(data, tasks=[sampled])))
-    losses = compute_cross_validation_losses(candidates, report)
+    losses = compute_cross_validated_head_losses(candidates, report)
     best = losses.index(min(losses))
     figures = [f"{FEATURE_NAMES[i]} {loss:.4f}" for i, loss in enumerate(losses)]
     figures = [figures.pop(best).removeprefix(f"{FEATURE_NAMES[best]} "), *figures]

@@ -30,7 +30,7 @@ from lmtool.objective.contrastive import (
     compute_vector_gradients,
     surrogate_loss,
 )
-from lmtool.objective.heads import ClassContrastiveObjective, ClassificationObjective
+from lmtool.objective.heads import ClassificationObjective, SetFitObjective
 from lmtool.printable import format_count
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
@@ -99,7 +99,7 @@ class LossModule(nn.Module):
         """
         if vector_gradient_NKD is not None:
             assert isinstance(self.objective, WholeBatchObjective)
-            return surrogate_loss(self.objective.embed_rows(self.model, batch), vector_gradient_NKD), None
+            return surrogate_loss(self.objective.embed_texts_by_row(self.model, batch), vector_gradient_NKD), None
         if initial_state is None:
             return self.objective.loss(self.model, batch).total, None
         carrying = StateCarryingModel(self.model, initial_state)
@@ -156,8 +156,8 @@ def fit(
         elif isinstance(optimizer, Lbfgs):
             take_step = partial(_fit_head_to_all_rows_, trainable, examples, recipe, compute, optimizer.l2)
         else:
-            contrasts = isinstance(trainable.objective, ClassContrastiveObjective)
-            make_stepper = HeadFittingContrastiveStepper if contrasts else GradientStepper
+            contrasts = isinstance(trainable.objective, SetFitObjective)
+            make_stepper = ContrastiveStepperWithHeadFitting if contrasts else GradientStepper
             stepper = make_stepper(trainable, examples, recipe, compute, rows, carried_state)
             take_step = stack.enter_context(stepper).take_step
         for step in range(steps_done, recipe.training.steps):
@@ -247,7 +247,7 @@ def _count_next_part_(
             n_targets += batch.n_targets
             yield batch
 
-    model.fit_counts_(batches(), end - begin)
+    model.partial_fit_counts_(batches(), end - begin)
     (stops,) = compute.world.all_reduce_sum((float(should_stop()),))
     return CompletedStep(
         step=step + 1,
@@ -407,7 +407,7 @@ class GradientStepper:
             self._seed_micro_batch(step, index)
             with self.compute.autocast():
                 # with a graph, which is freed at once, since kernels without one may draw other dropout
-                vectors.append(objective.embed_rows(self.model, batch).detach())
+                vectors.append(objective.embed_texts_by_row(self.model, batch).detach())
         return compute_vector_gradients(
             objective, vectors, [objective.row_labels(batch) for batch in on_device], self.world
         )
@@ -428,7 +428,7 @@ class GradientStepper:
         )
 
 
-class HeadFittingContrastiveStepper(GradientStepper):
+class ContrastiveStepperWithHeadFitting(GradientStepper):
     """A step trains vectors by contrast. A head is fitted to them before each validation."""
 
     def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:

@@ -110,7 +110,7 @@ def _fit_fold_heads(
         yield fold, ModelWithObjective(lm.eval(), objective, compute)
 
 
-def compute_cross_validation_losses(
+def compute_cross_validated_head_losses(
     candidates: Sequence[tuple[Recipe, TableData]], report: Progress = no_progress
 ) -> list[float]:
     """Returns the loss of a linear model in cross-validation for each choice of the features of texts.

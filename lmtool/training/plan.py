@@ -8,7 +8,7 @@ from lmtool.compute.device import ExecutionContext, device_memory_bytes
 from lmtool.compute.processes import World, local_size
 from lmtool.data.survey import Progress, ScannedTrainingText
 from lmtool.errors import UsageError
-from lmtool.interop.resolve import resolve_model_names, resolve_recipe_for_text, resolve_reference
+from lmtool.interop.resolve import import_models_named_in_recipe, resolve_recipe_for_text, resolve_reference
 from lmtool.model.size import check_fits_memory, estimate_min_training_bytes
 from lmtool.printable import format_count
 from lmtool.recipe.dump import dump_yaml
@@ -135,7 +135,9 @@ def plan_pretraining(
     """
     if source is not None:
         base = resolve_reference(source)
-        return TrainingPlan(resolve_model_names(resolve(recipe, settings, parent=base.parent), base.recipe), base)
+        return TrainingPlan(
+            import_models_named_in_recipe(resolve(recipe, settings, parent=base.parent), base.recipe), base
+        )
     resolved, text = resolve_recipe_for_text(recipe, settings, report)
     return TrainingPlan(resolved, text=text)
 

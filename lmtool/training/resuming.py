@@ -62,7 +62,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
     run = named.run
     if run.info.origin is not None:
         raise _no_training_error(str(run.path))
-    written, recipe_warnings = named.read_unverified_or_trained_recipe()
+    written, recipe_warnings = named.read_unverified_or_checkpoint_recipe()
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
         recipe = recipe.with_unvalidated_values({"evaluation.metric": get_default_metric(recipe.objective)})

@@ -487,7 +487,7 @@ class TrainingSession:
         try:
             job = replace(make_job_from_run_start(run, self.job), recipe=self.recipe)  # of as many steps as this run
             folds = train_folds(job, data, step, self.should_stop)
-            results = data.calibrate_and_compute_fold_results(folds, part, step)
+            results = data.calibrate_and_compute_pooled_results(folds, part, step)
         except LmtoolError as error:
             yield Warn(f"{NO_SCORE}: {error.what}")
         else:

@@ -50,7 +50,7 @@ class ExampleSource(Protocol):
 
 
 @dataclass(frozen=True)
-class _WindowSpans:
+class _ExampleTokenSpans:
     """The tokens of an example: spans start..stop of the store, one after the other; for a pair also a second text.
 
     follows: whether the second text follows the first in a document.
@@ -67,9 +67,9 @@ class _StreamCutter(RandomOffsetWindows):
 
     length: int
 
-    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _WindowSpans:
+    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _ExampleTokenSpans:
         start = self.window_start(epoch, item)
-        return _WindowSpans([(start, start + self.length)])
+        return _ExampleTokenSpans([(start, start + self.length)])
 
 
 class _DocumentPacker:
@@ -95,7 +95,7 @@ class _DocumentPacker:
         length_D = store.document_lengths()
         return int(length_D[length_D > cut.length].sum()) <= MAX_LONG_FRACTION * len(store)
 
-    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _WindowSpans:
+    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _ExampleTokenSpans:
         n, key = self._store.n_documents, derive_seed(self._seed, "documents", epoch)
         spans: list[tuple[int, int]] = []
         first, left = item * self._per_row, self._length
@@ -107,7 +107,7 @@ class _DocumentPacker:
                 if not left:
                     break
             first += self._per_row + 1
-        return _WindowSpans(spans)
+        return _ExampleTokenSpans(spans)
 
 
 class _SentencePairCutter:
@@ -135,19 +135,19 @@ class _SentencePairCutter:
             fix = "give more text, divide it with data.documents, or set it to false"
             raise DataError(what, where=f"objective.{key}", fix=fix)
 
-    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _WindowSpans:
+    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _ExampleTokenSpans:
         """Returns the window around this item's anchor, or in the next usable document."""
         anchor = (derive_seed(self._seed, "phase", epoch) + item * self._cut.stride) % len(self._store)
         number = self._find_usable_document(anchor)
         start, stop = self._place_window(number, anchor, self._cut.length)
         middle = start + int(rng.integers(1, stop - start))
         if rng.integers(2):
-            return _WindowSpans([(start, middle)], (middle, stop), follows=True)
+            return _ExampleTokenSpans([(start, middle)], (middle, stop), follows=True)
         if self._cut.unit == "swapped pair":
-            return _WindowSpans([(middle, stop)], (start, middle))
+            return _ExampleTokenSpans([(middle, stop)], (start, middle))
         other = self._draw_other_document_and_anchor(number, stop - start, rng)
         first, last = self._place_window(*other, stop - start)
-        return _WindowSpans([(start, middle)], (max(first + 1, last - (stop - middle)), last))
+        return _ExampleTokenSpans([(start, middle)], (max(first + 1, last - (stop - middle)), last))
 
     def _draw_other_document_and_anchor(self, document: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
         """Draws another document and an anchor in it: the first one drawn with `length` tokens, or else the longest."""
@@ -269,7 +269,9 @@ class Windows:
                 touched.update(range(self._store.find_documents(start), self._store.find_documents(stop - 1) + 1))
         return sorted(touched)
 
-    def _cut_windows_with_rng(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[_WindowSpans, np.random.Generator]]:
+    def _cut_windows_with_rng(
+        self, sample_S: NDArray[np.int64]
+    ) -> Iterator[tuple[_ExampleTokenSpans, np.random.Generator]]:
         """Yields the window of each sample, and its random generator, with which it may have been drawn."""
         for sample, epoch, item in zip(sample_S, *self._order(sample_S), strict=True):
             rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "example", int(sample))))

@@ -25,7 +25,7 @@ from lmtool.recipe.spec.text import (
     CharTokenizer,
     Data,
     TokenizerFile,
-    TrainedTokenizerSpec,
+    TrainedTokenizerSpecBase,
     WordPieceTokenizer,
 )
 from lmtool.storage.durable import cache_folder
@@ -60,7 +60,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def prepared(
-    path: Path, spec: TrainedTokenizerSpec | TokenizerFile | Tokenizer = BPE, seed: int = 1, **options: Any
+    path: Path, spec: TrainedTokenizerSpecBase | TokenizerFile | Tokenizer = BPE, seed: int = 1, **options: Any
 ) -> TokenizedData:
     data = {name: options.pop(name) for name in [*options] if name in Data.model_fields}
     return tokenize_data(Data(train=(str(path),), **data), spec, seed=seed, **options)
@@ -92,7 +92,7 @@ def test_one_text_is_cut_by_characters(book: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", [BPE, CHAR, WORDPIECE], ids=["bpe", "char", "wordpiece"])
-def test_documents_are_framed_and_kept_apart(spec: TrainedTokenizerSpec, table: Path) -> None:
+def test_documents_are_framed_and_kept_apart(spec: TrainedTokenizerSpecBase, table: Path) -> None:
     made = prepared(table, spec)
     tokenizer, rows = made.tokenizer, rows_of(table)
     assert made.data.split == "document"

@@ -20,7 +20,7 @@ from lmtool.data.table import (
     format_json_lines,
     format_json_list,
     open_table,
-    write_formatted_table_lines,
+    write_new_table_file,
 )
 from lmtool.errors import ResourceError, UsageError
 from lmtool.recipe.spec.text import Data
@@ -39,9 +39,7 @@ def json_table(folder: Path, *rows: dict[str, Any]) -> Table:
 def write(path: Path, source: Table, added: list[str], rows: Iterable[tuple[Row, list[Any]]] | None = None) -> None:
     """Adds to each row the length of its first cell, and 0.25."""
     with_length = ((row, [len(row.values[0]), 0.25]) for row in source.rows())
-    write_formatted_table_lines(
-        path, source, format_csv_or_conll_rows(source, added, with_length if rows is None else rows)
-    )
+    write_new_table_file(path, source, format_csv_or_conll_rows(source, added, with_length if rows is None else rows))
 
 
 def cells(lines: Iterable[str]) -> list[list[str]]:
@@ -74,7 +72,7 @@ def test_json_lines_have_the_columns_and_their_values(tmp_path: Path) -> None:
     source = json_table(tmp_path, VALUES, {"text": "c"})
     added = [(0.25, math.nan), (1, None)]
     lines = list(format_json_lines(source, ["p", "n"], zip(source.rows(), added, strict=True)))
-    write_formatted_table_lines(tmp_path / "out.jsonl", source, lines)
+    write_new_table_file(tmp_path / "out.jsonl", source, lines)
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
     assert written == [VALUES | {"p": 0.25, "n_2": None}, dict.fromkeys(VALUES) | {"text": "c", "p": 1, "n_2": None}]
     assert open_table(str(tmp_path / "out.jsonl")).names == (*VALUES, "p", "n_2")

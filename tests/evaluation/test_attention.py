@@ -21,7 +21,7 @@ from lmtool.evaluation.attribution import (
 )
 from lmtool.model.heads import Classifier
 from lmtool.model.layers.attention import CrossAttention
-from lmtool.model.layers.memory_attention import MemoryAttention
+from lmtool.model.layers.memory_attention import RecurrentStateAttention
 from lmtool.model.layers.observing import record_attention_weights
 from lmtool.runs.load import LoadedModel, load_run
 from tests.interop.runs import SMALL, made, recipe_of, tokenizer_of
@@ -132,7 +132,7 @@ def test_a_target_attends_to_its_source(load: Any, name: str) -> None:
         loaded.model(batch)
     of_kind = {part.kind: part.weights_LNTS for part in found.parts}
     for module, weights_BNTS in alone.items():
-        across = isinstance(loaded.model.get_submodule(module), CrossAttention | MemoryAttention)
+        across = isinstance(loaded.model.get_submodule(module), CrossAttention | RecurrentStateAttention)
         part = "cross" if across else module.split(".")[0]
         assert any(np.array_equal(weights_BNTS[0], layer) for layer in of_kind[part])
 

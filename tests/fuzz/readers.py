@@ -32,14 +32,20 @@ from lmtool.interop.published_models import open_published_model
 from lmtool.interop.tokenization.reading import read_published_tokenizer
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import load, shipped_recipes
-from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TrainedTokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import (
+    BpeTokenizer,
+    CharTokenizer,
+    TrainedTokenizerSpecBase,
+    WordPieceTokenizer,
+    WordTokenizer,
+)
 from lmtool.runs import checkpoint as checkpoints
 from lmtool.runs import tensors
 from lmtool.runs.creation import create_run
 from lmtool.runs.damage import find_damaged_run_files
 from lmtool.runs.directory import CHECKPOINTS, Run
 from lmtool.runs.files import ValidationState, read_saved_state
-from lmtool.runs.reference import read_verified_or_trained_recipe
+from lmtool.runs.reference import read_verified_or_checkpoint_recipe
 from lmtool.runs.saving import CheckpointContent
 from lmtool.storage.checksum import xxh3
 from lmtool.tasks.reading import read_labelled_table
@@ -300,7 +306,7 @@ def _read_gguf(folder: Path, content: bytes) -> None:
 
 
 def _tokenizers(_: Path) -> list[bytes]:
-    specs: list[TrainedTokenizerSpec] = [
+    specs: list[TrainedTokenizerSpecBase] = [
         BpeTokenizer(vocab_size=300, sentinels=2),
         WordPieceTokenizer(kind="wordpiece", vocab_size=120, sentinels=0),
         CharTokenizer(kind="char", sentinels=0),
@@ -527,7 +533,7 @@ def _file_of_a_run(name: str) -> ModelRunner:
 def _use_signed_state(run: Path) -> None:
     sign(run / SAVED)
     checkpoint = checkpoints.open_and_verify_checkpoint(run / SAVED)
-    read_verified_or_trained_recipe(Run.open(run), checkpoint)
+    read_verified_or_checkpoint_recipe(Run.open(run), checkpoint)
     read_saved_state(checkpoint)
 
 

@@ -45,7 +45,7 @@ def prompt_of(loaded: LoadedModel, messages: list[Message]) -> list[int]:
 
 def answered(conversation: Conversation, text: str) -> tuple[int, ...]:
     """The tokens of a complete answer."""
-    answer = conversation.send_messages(user(text))
+    answer = conversation.stream_reply(user(text))
     pieces = list(answer)
     assert answer.completion is not None
     assert answer.text == "".join(pieces) == answer.completion.text.lstrip()
@@ -197,7 +197,7 @@ def test_an_end_of_the_template_or_a_stop_string_ends_an_answer(
     loaded: LoadedModel, stop: list[str], shown: str, reason: str
 ) -> None:
     conversation, _ = scripted(loaded, " yes it is", stop=stop)
-    answer = conversation.send_messages(user("Who?"))
+    answer = conversation.stream_reply(user("Who?"))
     assert "".join(answer) == shown, "without white space at the beginning"
     assert answer.completion is not None
     assert answer.completion.finish_reason == reason
@@ -211,7 +211,7 @@ def test_the_oldest_turns_leave_the_context_and_the_system_message_stays(loaded:
     conversation.system = "Be kind."
     left = []
     for number in range(8):
-        answer = conversation.send_messages(user(f"Who saw ball {number}?"))
+        answer = conversation.stream_reply(user(f"Who saw ball {number}?"))
         list(answer)
         assert answer.completion is not None
         left.append(answer.n_left)
@@ -254,14 +254,14 @@ def test_a_message_longer_than_the_context_is_refused_and_nothing_changes(conver
     answered(conversation, "Who?")
     said = list(conversation.turns)
     with pytest.raises(UsageError):
-        conversation.send_messages(user("é" * 300))
+        conversation.stream_reply(user("é" * 300))
     assert conversation.turns == said
     assert conversation.n_left == 0
     answered(conversation, "Who?")
 
 
 def test_an_answer_that_is_not_read_to_its_end_stays_as_it_was_written(conversation: Conversation) -> None:
-    answer = conversation.send_messages(user("Who?"))
+    answer = conversation.stream_reply(user("Who?"))
     while not answer.text:
         next(answer)
     written = answer.text + next(answer) + next(answer)
@@ -283,7 +283,7 @@ def test_an_interrupt_within_the_model_leaves_the_conversation_whole(loaded: Loa
 
     at = len(ids) + 2
     with pytest.raises(KeyboardInterrupt):
-        list(conversation.send_messages(user("Who?")))
+        list(conversation.stream_reply(user("Who?")))
     assert conversation.turns[-1].cut
     assert "yes it is".startswith(conversation.turns[-1].content)
     at = -1
@@ -292,13 +292,13 @@ def test_an_interrupt_within_the_model_leaves_the_conversation_whole(loaded: Loa
     at = len(ids) - 1
     conversation.reset()
     with pytest.raises(KeyboardInterrupt):
-        list(conversation.send_messages(user("Whose?")))
+        list(conversation.stream_reply(user("Whose?")))
     assert conversation.turns == [], "an answer without text does not stay, nor its question"
 
 
 def test_an_answer_without_text_does_not_stay(loaded: LoadedModel) -> None:
     conversation, _ = scripted(loaded, " \n")
-    answer = conversation.send_messages(user("Who?"))
+    answer = conversation.stream_reply(user("Who?"))
     assert "".join(answer) == ""
     assert answer.completion is not None
     assert conversation.turns == []
@@ -311,7 +311,7 @@ def test_a_saved_conversation_is_read_by_finetune(loaded: LoadedModel, tmp_path:
         conversation.save_to_new_file(path)
     conversation.system = "Be kind. é"
     answered(conversation, 'Who "saw"?\n')
-    next(conversation.send_messages(user("Sure?")))
+    next(conversation.stream_reply(user("Sure?")))
     conversation.save_to_new_file(path)
     expected = [
         {"role": "system", "content": "Be kind. é"},
@@ -358,7 +358,7 @@ def test_a_refused_system_message_is_not_set(conversation: Conversation) -> None
 )
 def test_what_is_no_message_is_refused(conversation: Conversation, messages: Any) -> None:
     with pytest.raises(UsageError):
-        conversation.send_messages(messages)
+        conversation.stream_reply(messages)
     assert conversation.turns == []
 
 

@@ -13,7 +13,7 @@ from lmtool.model import lora
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.text import BpeTokenizer, TrainedTokenizerSpec, WordPieceTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, TrainedTokenizerSpecBase, WordPieceTokenizer
 from lmtool.runs.creation import create_run
 from lmtool.runs.files import RunInfo
 from lmtool.runs.load import build_for_training
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {"kind": "transformer", "n_layers": 2, "d_model": 16, "n
 
 
 def tokenizer_of(kind: str = "bpe") -> Tokenizer:
-    specs: dict[str, TrainedTokenizerSpec] = {
+    specs: dict[str, TrainedTokenizerSpecBase] = {
         "bpe": BpeTokenizer(vocab_size=340),
         "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=120),
     }

@@ -190,7 +190,7 @@ def test_tf_idf_is_that_of_the_plain_counts() -> None:
     """Counted on some texts, weighted in others; padding has no weight, and a text without known features none."""
     built = model(one_hot=True, n_layers=0, tf_idf=True, word_dropout=0.0)
     counted_BT = torch.cat((tiny.tokens(4, 6) % 9, torch.tensor([[5, 5, 5, 2, 5, 5]])))
-    built.fit_idf_and_ngram_of_buckets_([Batch(counted_BT[:3]), Batch(counted_BT[3:])])
+    built.fit_idf_and_drop_hash_collisions_([Batch(counted_BT[:3]), Batch(counted_BT[3:])])
     tokens_BT = torch.tensor([[5, 5, 2, 3, 5, 0], [2, 2, 2, 12, 1, 1], [12, 12, 12, 12, 12, 12]])
     keep_BT = torch.tensor([[True] * 5 + [False], [True] * 4 + [False] * 2, [True] * 6])
     texts = texts_of(tokens_BT, keep_BT)
@@ -203,7 +203,7 @@ def test_tf_idf_is_that_of_the_plain_counts() -> None:
 def test_tf_idf_of_pairs_ignores_pairs_that_no_text_had() -> None:
     """In as few buckets as three, each stands for one of the pairs that were counted, the most frequent one."""
     built = model(one_hot=True, n_layers=0, tf_idf=True, word_dropout=0.0, ngrams=2, buckets=3)
-    built.fit_idf_and_ngram_of_buckets_([Batch(torch.tensor([[1, 2, 1, 2], [1, 2, 3, 3], [3, 1, 2, 1]]))])
+    built.fit_idf_and_drop_hash_collisions_([Batch(torch.tensor([[1, 2, 1, 2], [1, 2, 3, 3], [3, 1, 2, 1]]))])
     known = {int(h) for h in built.owner_K if h >= 0}
     hashes = {(a, b): ((a * 1_000_003) ^ b) % 2_147_483_647 for a in range(9) for b in range(9)}
     in_texts = {(1, 2): 3, (2, 1): 2, (2, 3): 1, (3, 3): 1, (3, 1): 1}
@@ -230,7 +230,7 @@ def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
         tokens = [[alphabet.index(char) for char in text.ljust(longest, "g")] for text in of]
         return Batch(torch.tensor(tokens), keep_BT=torch.tensor([[i < len(t) for i in range(longest)] for t in of]))
 
-    built.fit_idf_and_ngram_of_buckets_(
+    built.fit_idf_and_drop_hash_collisions_(
         [batch(counted[:3]), batch(counted[3:5]), batch(counted[5:])]
     )  # the last is shorter than n-grams are
     plain = []

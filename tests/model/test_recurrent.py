@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lmtool.batch import Batch, Mask
 from lmtool.model import build
 from lmtool.model.layers.cells import Cell, TextLayout, build_cell
-from lmtool.model.layers.memory_attention import MemoryAttention, past_mask, selection_weights
+from lmtool.model.layers.memory_attention import RecurrentStateAttention, past_mask, selection_weights
 from lmtool.model.state import KeyValueCache
 from lmtool.recipe.spec.recurrent import Recurrent
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, alignments, built, spec
@@ -181,7 +181,7 @@ def test_hard_choices_take_the_gradient_of_the_softmax(select: str) -> None:
 @pytest.mark.parametrize("score", SCORES)
 def test_a_memory_is_read_in_float32_under_autocast(score: str) -> None:
     torch.manual_seed(0)
-    memory = MemoryAttention(spec(attention={"score": score}).attention, 8)
+    memory = RecurrentStateAttention(spec(attention={"score": score}).attention, 8)
     h_BTD, contexts = torch.randn(2, 5, 8), []
     for enabled in (True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):

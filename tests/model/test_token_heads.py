@@ -90,7 +90,7 @@ def test_every_parameter_that_is_trained_gets_a_gradient(family: str) -> None:
     of = tiny.FAMILIES[family]
     model = tagger(family)
     batch = Batch(tiny.tokens(6)[None], places_BW=torch.tensor([[1, 4]]))
-    model.tag_log_probs(
+    model.tag_sequence_log_probs(
         model.run_head(batch).scores, torch.tensor([[0, 2]]), torch.ones(1, 2, dtype=torch.bool)
     ).sum().backward()
     reader = SpanReader(tiny.model(**of), QuestionAnswering(kind="question-answering"), tiny.any_spec(**of)).double()

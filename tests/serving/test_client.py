@@ -126,7 +126,7 @@ def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, server:
 def test_an_answer_is_that_of_chat(client: openai.OpenAI, server: Served, name: str, streams: bool) -> None:
     messages: Any = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Who saw the ball?"}]
     conversation = Conversation(server.generator, SamplingParams(seed=4, temperature=1.0, max_new_tokens=12))
-    expected = "".join(conversation.send_messages(messages))
+    expected = "".join(conversation.stream_reply(messages))
     asked: Any = {"model": name, "messages": messages, "seed": 4, "max_completion_tokens": 12}
     asked |= {"logprobs": True, "top_logprobs": 2}
     if streams:

@@ -186,13 +186,13 @@ def test_a_conversation_keeps_calls_and_results(server: Served, tmp_path: Path) 
     conversation = Conversation(server.generator, SamplingParams("greedy", max_new_tokens=120))
     conversation.tools = TOOLS
     user = CONVERSATIONS[2][0]["content"]
-    reply = conversation.send_messages([Message(role="user", content=user)])
+    reply = conversation.stream_reply([Message(role="user", content=user)])
     assert "".join(reply) == ""
     assert [call.name for call in reply.calls] == ["now", "look"]
     assert conversation.pending_calls == reply.calls
     conversation.add(Message(role="tool", content="x", tool_call_id=reply.calls[0].id))
     assert conversation.pending_calls == reply.calls[1:]
-    last = conversation.send_messages([Message(role="tool", content="x", tool_call_id=reply.calls[1].id)])
+    last = conversation.stream_reply([Message(role="tool", content="x", tool_call_id=reply.calls[1].id)])
     assert "".join(last) == "Done."
     assert conversation.pending_calls == ()
     conversation.save_to_new_file(tmp_path / "a.jsonl")

@@ -1,10 +1,16 @@
 """A small tokenizer of each kind, trained once a process."""
 
-from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TrainedTokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import (
+    BpeTokenizer,
+    CharTokenizer,
+    TrainedTokenizerSpecBase,
+    WordPieceTokenizer,
+    WordTokenizer,
+)
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.support.texts import prose
 
-SPECS: dict[str, TrainedTokenizerSpec] = {
+SPECS: dict[str, TrainedTokenizerSpecBase] = {
     "bpe": BpeTokenizer(vocab_size=600, sentinels=3),
     "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=400, sentinels=3),
     "wordpiece-lower": WordPieceTokenizer(kind="wordpiece", vocab_size=400, lowercase=True, sentinels=3),

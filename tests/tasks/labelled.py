@@ -4,11 +4,17 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.data.table import open_table
-from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TrainedTokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import (
+    BpeTokenizer,
+    CharTokenizer,
+    TrainedTokenizerSpecBase,
+    WordPieceTokenizer,
+    WordTokenizer,
+)
 from lmtool.tasks.reading import LabelledTable, read_labelled_table
 from lmtool.tasks.schema import choose_columns
 
-KINDS: dict[str, TrainedTokenizerSpec] = {
+KINDS: dict[str, TrainedTokenizerSpecBase] = {
     "bpe": BpeTokenizer(vocab_size=300),
     "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=100),
     "char": CharTokenizer(kind="char"),

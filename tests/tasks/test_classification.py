@@ -26,7 +26,7 @@ from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data
 from lmtool.runs.files import TaskScores
 from lmtool.tasks import heads, text_to_text
 from lmtool.tasks.build import build_task
-from lmtool.tasks.classification import ClassificationTask
+from lmtool.tasks.classification import SingleLabelTask
 from lmtool.tasks.labels import Label
 from lmtool.tasks.metrics import NO_LABEL, class_metrics, translation_metrics
 from lmtool.tasks.prepare import open_training_tables
@@ -505,7 +505,7 @@ def test_answers_are_written_from_the_ids_of_training(name: str, size: int, monk
 def test_only_held_out_rows_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ["a", "b"]})
     task, model = a_task(recipe), a_model(recipe)
-    assert isinstance(task, ClassificationTask)
+    assert isinstance(task, SingleLabelTask)
     rows = task.encode(items(["a"] * 200, list("aaab" * 50)))
     monkeypatch.setattr(task, "compute_scores", lambda *_: (np.tile([5.0, 0.0], (200, 1)), 1.0))
     task.calibrate(model, rows, held_out=False)

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from lmtool.errors import CheckpointError, LmtoolError
-from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TrainedTokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import (
+    BpeTokenizer,
+    CharTokenizer,
+    TrainedTokenizerSpecBase,
+    WordPieceTokenizer,
+    WordTokenizer,
+)
 from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.support.examples import examples
@@ -79,7 +85,7 @@ def test_the_assistant_writes_its_texts_and_their_ends_and_nothing_else(tmp_path
         assert (own[len(prompt) - 1], own[len(prompt)]) == (False, True)
 
 
-SPECS: dict[str, TrainedTokenizerSpec] = {
+SPECS: dict[str, TrainedTokenizerSpecBase] = {
     "bpe": BpeTokenizer(vocab_size=400),
     "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=120),
     "char": CharTokenizer(kind="char"),

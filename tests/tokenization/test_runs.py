@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtool.recipe.spec.text import BpeTokenizer, TrainedTokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, TrainedTokenizerSpecBase, WordPieceTokenizer, WordTokenizer
 from lmtool.tokenization import training
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.tokenization.training import MAX_RUN_CHARACTERS, split_long_runs
 from tests.support.texts import prose
 
-SPECS: dict[str, TrainedTokenizerSpec] = {
+SPECS: dict[str, TrainedTokenizerSpecBase] = {
     "bpe": BpeTokenizer(vocab_size=400),
     "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=400),
     "word": WordTokenizer(kind="word", vocab_size=400),

@@ -17,7 +17,13 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import models
 
 from lmtool.errors import CheckpointError
-from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TrainedTokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import (
+    BpeTokenizer,
+    CharTokenizer,
+    TrainedTokenizerSpecBase,
+    WordPieceTokenizer,
+    WordTokenizer,
+)
 from lmtool.tokenization.chat import ChatFormat, Message
 from lmtool.tokenization.encoder import LONG_TEXT_CHARACTERS
 from lmtool.tokenization.inner import SPECIAL_TOKENS
@@ -119,7 +125,7 @@ def test_characters_are_lossless_but_for_the_unknown() -> None:
         (BpeTokenizer(vocab_size=300), []),
     ],
 )
-def test_unknown_parts_are_named_once(spec: TrainedTokenizerSpec, unknown: list[str]) -> None:
+def test_unknown_parts_are_named_once(spec: TrainedTokenizerSpecBase, unknown: list[str]) -> None:
     tokenizer = Tokenizer.train(spec, ["a cat sat a cat"])
     assert tokenizer.find_unknown_parts("a Z cat 猫 sat Z !") == unknown
     assert tokenizer.find_unknown_parts("a cat") == []
@@ -235,7 +241,7 @@ def test_texts_that_spell_special_tokens_are_ordinary_texts(name: str, text: str
 @pytest.mark.parametrize(
     "spec", [BpeTokenizer(vocab_size=300, sentinels=100), WordTokenizer(kind="word", vocab_size=20, sentinels=20)]
 )
-def test_vocabulary_too_small_for_its_specials_is_refused(spec: TrainedTokenizerSpec) -> None:
+def test_vocabulary_too_small_for_its_specials_is_refused(spec: TrainedTokenizerSpecBase) -> None:
     with refuses("usage"):
         Tokenizer.train(spec, ["text"])
 

@@ -11,7 +11,7 @@ import torch
 from lmtool.errors import LmtoolError
 from lmtool.model.heads import Classifier
 from lmtool.objective import build_objective
-from lmtool.objective.heads import ClassContrastiveObjective
+from lmtool.objective.heads import SetFitObjective
 from lmtool.runs.directory import Run
 from lmtool.runs.load import load_run
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
@@ -35,7 +35,7 @@ def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, b
     tables, split = open_training_tables(loaded.recipe.data), Run.open(work.run("run")).saved_split
     _, data = read_and_encode_tables(loaded.recipe, tables, loaded.tokenizer, split)
     objective = build_objective(loaded.recipe, loaded.tokenizer)
-    assert isinstance(objective, ClassContrastiveObjective)
+    assert isinstance(objective, SetFitObjective)
     batch = objective.collate([row.to_example() for row in data.tasks[0].train])
     assert batch.labels_B is not None
     # the loss by its definition, over all pairs of rows

@@ -68,7 +68,7 @@ def test_words_and_characters_are_taken_where_no_rows_are_held_out(
 ) -> None:
     """A score by cross-validation is then of all that was chosen."""
     path = table(folder / "rows.csv", n_rows, "order")
-    monkeypatch.delattr(finetuning, "compute_cross_validation_losses")
+    monkeypatch.delattr(finetuning, "compute_cross_validated_head_losses")
     plan = planned(path, *settings)
     assert f"a linear model of {FEATURE_NAMES[1]} (" in plan.choice
     assert plan.resolved.recipe.model.word_buckets
@@ -100,7 +100,7 @@ def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(
     typed = SharedRunArguments([path], None, None, ["model.buckets=2000"])
     typed, told = typed.resolve_for_all_runs({"seed": ["1", "2"]}, lambda *progress: stages.append(progress))
     assert stages == [("choosing features", 0, 2), ("choosing features", 1, 2)]
-    monkeypatch.delattr(finetuning, "compute_cross_validation_losses")
+    monkeypatch.delattr(finetuning, "compute_cross_validated_head_losses")
     assert typed.resolve_recipe({"seed": "2"}).model_dump() == alone.resolved.recipe.model_dump()
     words = typed.build_command({"seed": "2"})
     assert words[:3] == ["lmtool", "finetune", path]

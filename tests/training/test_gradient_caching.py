@@ -107,8 +107,8 @@ def test_every_weight_that_vectors_depend_on_is_trained() -> None:
 class Recording(EmbeddingObjective):
     """Remembers the vectors of each pass."""
 
-    def embed_rows(self, model: Any, batch: Any) -> RowVectorsAndAuxiliary:
-        found = super().embed_rows(model, batch)
+    def embed_texts_by_row(self, model: Any, batch: Any) -> RowVectorsAndAuxiliary:
+        found = super().embed_texts_by_row(model, batch)
         SEEN.append(found.vectors_NKD.detach().clone())
         return found
 
@@ -158,7 +158,7 @@ def test_two_processes_add_up_to_one(loss: str) -> None:
 
     def vectors(part: slice) -> tuple[RowVectorsAndAuxiliary, Tensor | None]:
         batch = learnt.collate(rows[part])
-        return learnt.embed_rows(model, batch), learnt.row_labels(batch)
+        return learnt.embed_texts_by_row(model, batch), learnt.row_labels(batch)
 
     whole = learnt.loss(model, learnt.collate(rows)).total
     expected = torch.autograd.grad(whole, model.token_vectors())[0]

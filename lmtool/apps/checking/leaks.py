@@ -76,7 +76,7 @@ def find_rows_in_training_data(
 
 def _open_existing_training_text(run: Run) -> tuple[str, Iterator[DocumentChunk]] | None:
     """Returns name and content of the training data of a run without held-out rows; None if they are gone."""
-    recipe = Reference(run).read_unverified_or_trained_recipe()[0]
+    recipe = Reference(run).read_unverified_or_checkpoint_recipe()[0]
     data = recipe.data
     if run.info.origin is not None or data.messages_column is not None or not is_data_on_disk(data):
         return None

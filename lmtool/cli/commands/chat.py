@@ -161,7 +161,7 @@ def _print_answer(conversation: "Conversation", text: str, stoppable: "Stoppable
     answer: Reply | None = None
     try:
         with stoppable():
-            answer = conversation.send_messages([message])
+            answer = conversation.stream_reply([message])
             if answer.n_left:
                 left = format_count(conversation.n_left, "message")
                 eprint(f"the context is full: the model no longer reads the first {left}")

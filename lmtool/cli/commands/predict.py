@@ -69,7 +69,7 @@ def predict(
         format_csv_or_conll_rows,
         format_json_lines,
         format_json_list,
-        write_formatted_table_lines,
+        write_new_table_file,
     )
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import SamplingParams
@@ -136,7 +136,7 @@ def predict(
             for line in lines:
                 print_text(line, end="")
         else:
-            write_formatted_table_lines(output, answers.table, lines)
+            write_new_table_file(output, answers.table, lines)
     warn_of_skipped(answers.skipped)
     if prompt is not None:
         warn_of_cut_forms(params, reasons)

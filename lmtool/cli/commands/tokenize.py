@@ -22,7 +22,7 @@ from lmtool.printable import format_count
 
 if TYPE_CHECKING:
     from lmtool.data.prepare import TokenizedData
-    from lmtool.recipe.spec.text import TokenizerFile, TrainedTokenizerSpec
+    from lmtool.recipe.spec.text import TokenizerFile, TrainedTokenizerSpecBase
     from lmtool.tokenization.tokenizer import Tokenizer
 
 
@@ -116,7 +116,7 @@ def _print_tokens(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path |
 
 
 def _print_summary(
-    prepared: "TokenizedData", requested: "TrainedTokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
+    prepared: "TokenizedData", requested: "TrainedTokenizerSpecBase | TokenizerFile", output: Path | None, as_json: bool
 ) -> None:
     """Prints sizes and speed; no speed when everything was cached."""
     from lmtool.storage.durable import cache_folder, is_cache_temporary

@@ -81,7 +81,7 @@ def make_rescaled_layout(export_scale: float, export_shift: float = 0.0) -> Layo
     )
 
 
-def make_concatenated_layout(published_widths: Sequence[int], layouts: Sequence[Layout] = ()) -> Layout:
+def make_fused_parameter_layout(published_widths: Sequence[int], layouts: Sequence[Layout] = ()) -> Layout:
     """Makes a layout that concatenates published tensors of these widths in the first dimension of the parameter.
 
     layouts: that of each published tensor; by default all are unchanged.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lmtool.batch import Mask
 from lmtool.compute.kernels import gpu, ops
 from lmtool.model.language_model import KeyValueCache, LayerState, Memory
-from lmtool.model.layers.kernels import AttentionKernel, DenseKernel, PerQueryCausalKernel, WindowKernel
+from lmtool.model.layers.kernels import AttentionKernel, FullAttentionKernel, PerQueryCausalKernel, WindowKernel
 from lmtool.model.layers.observing import ObservableAttention, Observer
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RotaryPositions
 from lmtool.model.layers.scores import Score
@@ -162,7 +162,7 @@ class AttentionOp:
         fused_causal = mask.is_only_causal and n_queries == n_keys and bias_PNTS is None
         sees_all = mask.allows_all or fused_causal or (mask.is_only_causal and n_queries == 1)
         allowed_BTS = None if sees_all else mask.to_tensor(n_queries, n_keys, device)
-        return DenseKernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
+        return FullAttentionKernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
 
 
 class SublayerFunctionOutput(NamedTuple):

@@ -13,7 +13,7 @@ from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec.recurrent import Attention
 
 
-class MemoryAttention(ObservableAttention):
+class RecurrentStateAttention(ObservableAttention):
     """The context of each query: c_t = sum_s w_ts m_s over memory states m_s, with weights w from a score.
 
     It computes in the dtype of its weights also under autocast, because rounding would decide near ties.

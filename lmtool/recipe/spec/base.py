@@ -27,7 +27,7 @@ MAX_FLOAT = 1e30
 """No other number is beyond it: squares of what training computes with it are finite in float64."""
 
 
-def find_unrepresentable_texts_and_numbers(
+def find_surrogates_and_too_large_numbers(
     value: object, path: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Path and mistake of each text and number that no recipe can hold.
@@ -37,11 +37,11 @@ def find_unrepresentable_texts_and_numbers(
     match value:
         case Mapping():
             for name, item in value.items():
-                yield from find_unrepresentable_texts_and_numbers(name, (*path, name))
-                yield from find_unrepresentable_texts_and_numbers(item, (*path, name))
+                yield from find_surrogates_and_too_large_numbers(name, (*path, name))
+                yield from find_surrogates_and_too_large_numbers(item, (*path, name))
         case list() | tuple():
             for item in value:
-                yield from find_unrepresentable_texts_and_numbers(item, path)
+                yield from find_surrogates_and_too_large_numbers(item, path)
         case str() if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
             yield path, "holds a character that UTF-8 cannot encode"
         case int() | float() if not is_representable(value) and (isinstance(value, int) or math.isfinite(value)):

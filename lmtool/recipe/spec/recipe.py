@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError, model_validator
 
 from lmtool.recipe.spec import training as settings
-from lmtool.recipe.spec.base import Spec, find_unrepresentable_texts_and_numbers
+from lmtool.recipe.spec.base import Spec, find_surrogates_and_too_large_numbers
 from lmtool.recipe.spec.objective import (
     AnyObjective,
     Causal,
@@ -63,7 +63,7 @@ class Recipe(Spec):
     """Other dashboards to log to, besides the run directory; each is an extra, such as lmtool[tensorboard]."""
 
     @property
-    def data_with_resolved_streaming(self) -> Data:
+    def data_without_unsupported_streaming(self) -> Data:
         """The data; never streamed by default where the rest of the recipe needs all of the text at once."""
         if self.data.stream != "auto" or not any(_streaming_mistakes(self)):
             return self.data
@@ -73,7 +73,7 @@ class Recipe(Spec):
     @classmethod
     def _is_in_range(cls, content: object) -> object:
         if mistakes := [
-            f"{'.'.join(map(str, path))} {what}" for path, what in find_unrepresentable_texts_and_numbers(content)
+            f"{'.'.join(map(str, path))} {what}" for path, what in find_surrogates_and_too_large_numbers(content)
         ]:
             raise ValueError("\n".join(mistakes).encode(errors="backslashreplace").decode())
         return content

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from lmtool.recipe.spec.base import Fraction, Spec, Strings
 
 
-class TrainedTokenizerSpec(Spec):
+class TrainedTokenizerSpecBase(Spec):
     """Base of all trained tokenizers."""
 
     sentinels: Annotated[int, Field(ge=0, le=10_000)] = 0
@@ -17,7 +17,7 @@ class TrainedTokenizerSpec(Spec):
     """Maximum megabytes of text, spread over the corpus, to train the tokenizer on."""
 
 
-class BpeTokenizer(TrainedTokenizerSpec):
+class BpeTokenizer(TrainedTokenizerSpecBase):
     """Byte-level byte pair encoding: lossless for any text (Sennrich et al. 2016; Radford et al. 2019)."""
 
     kind: Literal["bpe"] = "bpe"
@@ -29,7 +29,7 @@ class BpeTokenizer(TrainedTokenizerSpec):
     """BPE dropout: probability of skipping a merge in training pairs, for objective seq2seq (Provilkov et al. 2020)."""
 
 
-class WordPieceTokenizer(TrainedTokenizerSpec):
+class WordPieceTokenizer(TrainedTokenizerSpecBase):
     """WordPiece with ## continuations (Devlin et al. 2019)."""
 
     kind: Literal["wordpiece"]
@@ -39,7 +39,7 @@ class WordPieceTokenizer(TrainedTokenizerSpec):
     """Lower-case the text and strip accents first (BERT uncased)."""
 
 
-class CharTokenizer(TrainedTokenizerSpec):
+class CharTokenizer(TrainedTokenizerSpecBase):
     """One token for each character of the training text."""
 
     kind: Literal["char"]
@@ -47,7 +47,7 @@ class CharTokenizer(TrainedTokenizerSpec):
     """Lower-case the text first."""
 
 
-class WordTokenizer(TrainedTokenizerSpec):
+class WordTokenizer(TrainedTokenizerSpecBase):
     """One token for each frequent word or punctuation mark; the rest is [UNK]."""
 
     kind: Literal["word"]

@@ -32,7 +32,7 @@ class NGram(ModelSpec):
         return max(1, self.order - 1)
 
 
-class BagOfWordsModelSpec(ModelSpec):
+class BagOfWordsModelSpecBase(ModelSpec):
     """Base of models of words without order."""
 
     @property
@@ -40,7 +40,7 @@ class BagOfWordsModelSpec(ModelSpec):
         return "words"
 
 
-class SkipGram(BagOfWordsModelSpec):
+class SkipGram(BagOfWordsModelSpecBase):
     """Skip-gram: a centre and a context vector for each word (word2vec, Mikolov et al. 2013)."""
 
     kind: Literal["skipgram"]
@@ -50,7 +50,7 @@ class SkipGram(BagOfWordsModelSpec):
     """Tokens of the window of text that an example is cut from."""
 
 
-class Glove(BagOfWordsModelSpec):
+class Glove(BagOfWordsModelSpecBase):
     """GloVe: word vectors whose products are logarithms of co-occurrence counts (Pennington et al. 2014)."""
 
     kind: Literal["glove"]
@@ -60,7 +60,7 @@ class Glove(BagOfWordsModelSpec):
     """Counts in a training row; in evaluation, tokens of the window of text that pairs are taken from."""
 
 
-class Ppmi(BagOfWordsModelSpec):
+class Ppmi(BagOfWordsModelSpecBase):
     """Co-occurrence counts as positive pointwise mutual information, and its truncated SVD (Levy et al. 2015)."""
 
     counts: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class Ppmi(BagOfWordsModelSpec):
     """Tokens of a row."""
 
 
-class Averaging(PretrainedStatesModelSpec, BagOfWordsModelSpec):
+class Averaging(PretrainedStatesModelSpec, BagOfWordsModelSpecBase):
     """Deep averaging network (Iyyer et al. 2015): the mean of word vectors, and layers above it; ignores word order."""
 
     kind: Literal["averaging"]

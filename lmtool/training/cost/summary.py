@@ -20,7 +20,7 @@ from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import CrossAttention, ProjectionFreeAttention, SelfAttention, output_widths
 from lmtool.model.layers.blocks import FeedForward, LanguageModelHead
 from lmtool.model.layers.cells import Cell
-from lmtool.model.layers.memory_attention import MemoryAttention
+from lmtool.model.layers.memory_attention import RecurrentStateAttention
 from lmtool.model.layers.positions import AlibiPositions, RotaryPositions, SinusoidalPositions
 from lmtool.model.layers.scores import AdditiveScore, BilinearScore, DisentangledScore, ReducedRankScore, Score
 from lmtool.model.layers.stack import Stack, Sublayer
@@ -278,7 +278,7 @@ def _own_shape_and_flops(module: nn.Module, sizes: _InputSizes) -> tuple[str, in
             if isinstance(module, CrossAttention):
                 return _describe_heads(module), _attention_flops(*heads, n, sizes.source, sizes.cross_pairs)
             return _describe_heads(module), _attention_flops(*heads, n, n, sizes.pairs)
-        case MemoryAttention():
+        case RecurrentStateAttention():
             n_keys, pairs = (sizes.source, sizes.cross_pairs) if sizes.source else (n, sizes.pairs)
             return module.select, _attention_flops(module.score, 1, sizes.width, sizes.width, n, n_keys, pairs)
         case LanguageModelHead():

@@ -12,8 +12,8 @@ from lmtool.interop.families.layouts import (
     TRANSPOSED,
     WITH_ZERO_ROW,
     Layout,
-    make_concatenated_layout,
     make_even_entries_first_layout,
+    make_fused_parameter_layout,
     make_head_interleaved_layout,
     make_rotary_pairs_layout,
 )
@@ -27,7 +27,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, list[Tensor]]:
     match draw(st.sampled_from(["same", "joined", "transposed", "by head", "pairs", "halves", "row"])):
         case "joined":
             widths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-            return make_concatenated_layout(widths), [torch.randn(width, *rest) for width in widths]
+            return make_fused_parameter_layout(widths), [torch.randn(width, *rest) for width in widths]
         case "transposed":
             return TRANSPOSED, [torch.randn(n, draw(st.integers(1, 4)))]
         case "by head":
@@ -64,8 +64,8 @@ def test_by_head_takes_all_queries_first() -> None:
 @pytest.mark.parametrize(
     ("layout", "theirs"),
     [
-        (make_concatenated_layout((2, 3)), [torch.zeros(2), torch.zeros(2)]),
-        (make_concatenated_layout((2, 3)), [torch.zeros(2), torch.tensor(1.0)]),
+        (make_fused_parameter_layout((2, 3)), [torch.zeros(2), torch.zeros(2)]),
+        (make_fused_parameter_layout((2, 3)), [torch.zeros(2), torch.tensor(1.0)]),
         (TRANSPOSED, [torch.zeros(2)]),
         (TRANSPOSED, [torch.zeros(2, 2, 2)]),
         (make_head_interleaved_layout(4), [torch.zeros(8)]),
