@@ -124,14 +124,14 @@ def select_own_tensors(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Te
     return {name: rows for name, rows in own.items() if rank == 0 or len(rows)}
 
 
-def make_sharded_like(rows: Tensor, sharded_tensor: Tensor) -> Tensor:
+def make_sharded_like(local_rows: Tensor, sharded_tensor: Tensor) -> Tensor:
     """Makes a tensor sharded like `sharded_tensor`, with as many rows, of which each process holds `rows`."""
     from torch.distributed.tensor import DTensor
 
     assert isinstance(sharded_tensor, DTensor)
-    whole = torch.empty(len(sharded_tensor), *rows.shape[1:], device="meta")
+    whole = torch.empty(len(sharded_tensor), *local_rows.shape[1:], device="meta")
     return DTensor.from_local(
-        rows,
+        local_rows,
         sharded_tensor.device_mesh,
         sharded_tensor.placements,
         run_check=False,

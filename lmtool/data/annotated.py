@@ -9,7 +9,7 @@ from typing import Any
 
 from lmtool.data.delimited import RecordFault, RowRecord, find_field_fault
 from lmtool.data.files import display_path, read_text_blocks
-from lmtool.data.rowfile import TextRowFile, clean_text, describe_json_error
+from lmtool.data.rowfile import TextRowFileBase, clean_text, describe_json_error
 from lmtool.errors import DataError
 from lmtool.printable import format_count
 
@@ -27,7 +27,7 @@ _COLUMN_GAP = re.compile(r"[ \t]+")
 
 
 @dataclass(frozen=True)
-class ConllFile(TextRowFile):
+class ConllFile(TextRowFileBase):
     """A word and its tags on each line, separated by tabs or by spaces, and a blank line between sentences.
 
     A row is a sentence, with a list for each column. Lines that begin with -DOCSTART- are skipped.
@@ -76,7 +76,7 @@ class ConllFile(TextRowFile):
 
 
 @dataclass(frozen=True)
-class SquadFile(TextRowFile):
+class SquadFile(TextRowFileBase):
     """SQuAD's JSON (Rajpurkar et al. 2016, 2018): data, paragraphs, qas. A row is a question.
 
     answers: objects with text and answer_start, none if `is_impossible`; None if the file has no answers. The file is

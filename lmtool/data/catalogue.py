@@ -109,12 +109,12 @@ def read_catalogue() -> Catalogue:
     return TypeAdapter(Catalogue).validate_python(content)
 
 
-def download_package_archive(package: PublishedPackage, folder: Path) -> Path:
+def download_package_archive(package: PublishedPackage, empty_folder: Path) -> Path:
     """Downloads the archive of a package to an empty folder with pip or npm as the user has configured them.
 
     They compare checksums before they unpack or build anything. Raises as `Catalogue.download` does.
     """
-    named, requirements = f"{package.name}@{package.version}", folder / "requirements.txt"
+    named, requirements = f"{package.name}@{package.version}", empty_folder / "requirements.txt"
     requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", "ascii")
     binaries = f"--{'no' if package.source else 'only'}-binary=:all:"
     pip = f"-m pip download -q --disable-pip-version-check --no-deps --require-hashes {binaries} -r {requirements.name}"
@@ -123,8 +123,8 @@ def download_package_archive(package: PublishedPackage, folder: Path) -> Path:
     if (find_spec("pip") if package.tool == "pip" else shutil.which("npm")) is None:
         fix = f"install {package.tool}, and run this again"
         raise ResourceError(f"{package.tool}, which fetches {named}, is not installed", fix=fix)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    archive = next((path for path in folder.iterdir() if path != requirements), None)
+    done = subprocess.run(command, cwd=empty_folder, capture_output=True, text=True)
+    archive = next((path for path in empty_folder.iterdir() if path != requirements), None)
     if "DO NOT MATCH THE HASHES" in done.stderr or (archive and sha256_of_file(archive) != package.sha256):
         raise DataError("the package is not the one of the catalogue: its SHA-256 differs", where=named)
     if done.returncode or archive is None:

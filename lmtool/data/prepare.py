@@ -108,14 +108,14 @@ class TokenizedData:
         return tuple((corpus.streamed_text, part) for corpus, part in parts if isinstance(corpus, StreamHeadCorpus))
 
 
-class TargetBytesAndTokens(NamedTuple):
+class PredictedBytesAndTokens(NamedTuple):
     """Bytes and tokens of a text that a causal model predicts."""
 
     n_bytes: int
     n_tokens: int
 
 
-def count_predicted_bytes_and_tokens(store: TokenStore, tokenizer: Tokenizer) -> TargetBytesAndTokens:
+def count_predicted_bytes_and_tokens(store: TokenStore, tokenizer: Tokenizer) -> PredictedBytesAndTokens:
     """Counts all bytes and tokens of a store except the first token of each document.
 
     The first token may be a part of a character. A special token has no bytes. A normalized token may have more bytes
@@ -126,7 +126,7 @@ def count_predicted_bytes_and_tokens(store: TokenStore, tokenizer: Tokenizer) ->
         begin, _ = store.document_range(number)
         first = int(store.read(begin, begin + 1)[0])
         n_bytes -= min(tokenizer.count_bytes_at_text_start(first), int(store.n_bytes[number]))
-    return TargetBytesAndTokens(n_bytes, len(store) - store.n_documents)
+    return PredictedBytesAndTokens(n_bytes, len(store) - store.n_documents)
 
 
 def tokenize_data(

@@ -128,7 +128,7 @@ def open_row_file(
 
 
 @dataclass(frozen=True)
-class TextRowFile(RowFile):
+class TextRowFileBase(RowFile):
     """A text file of rows. byte_range: the part of it that is read; None for all of it."""
 
     encoding: str | None
@@ -144,7 +144,7 @@ class TextRowFile(RowFile):
 
 
 @dataclass(frozen=True)
-class DelimitedFile(TextRowFile):
+class DelimitedFile(TextRowFileBase):
     """Delimited text. delimiters: candidates, the most likely first. hints: the known properties of the dialect."""
 
     delimiters: str
@@ -220,7 +220,7 @@ class DelimitedFile(TextRowFile):
 
 
 @dataclass(frozen=True)
-class JsonRowFileBase(TextRowFile):
+class JsonRowFileBase(TextRowFileBase):
     """JSON objects."""
 
     def format_location(self, row: int, line: int | None, column: int | str | None) -> str:

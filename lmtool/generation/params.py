@@ -1,8 +1,8 @@
 """Parameters of decoding strategies, their command-line options, and the filters of sampling.
 
 A parameter is one field, annotated with its `CommandLineOption` and `ValidParamValues`. The options of
-`lmtool generate`, their validation and the parameters of each strategy are derived from the fields. A sampling filter is a field and the
-function of the same name in FILTERS.
+`lmtool generate`, their validation and the parameters of each strategy are derived from the fields. A sampling filter
+is a field and the function of the same name in FILTERS.
 
 Shapes: B rows, V vocabulary.
 """

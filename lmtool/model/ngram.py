@@ -270,7 +270,7 @@ class NGramModel(CountingModel):
                 context_G = np.searchsorted(keys, context_G * self.vocab_size + token_G)
             n_contexts = len(orders[-1][0]) if orders else self.vocab_size
             keys_G = context_G * self.vocab_size + grams_GN[is_whole, -1]
-            mass_G, backoff_X = self._compute_ngram_masses_and_context_weights(context_G, counts_G[is_whole], n_contexts)
+            mass_G, backoff_X = self._ngram_masses_and_context_weights(context_G, counts_G[is_whole], n_contexts)
             orders.append((keys_G, mass_G, np.searchsorted(context_G, np.arange(n_contexts + 1)), backoff_X))
 
         def to_tensor(values: NDArray[Any]) -> Tensor:
@@ -286,7 +286,7 @@ class NGramModel(CountingModel):
         """
         return np.where(grams_GN[:, 0] == PADDING_ID, counts_G, 1)
 
-    def _compute_ngram_masses_and_context_weights(
+    def _ngram_masses_and_context_weights(
         self, context_G: IntArray, counts_G: IntArray, n_contexts: int
     ) -> list[FloatArray]:
         """Returns the mass of each n-gram (`mass_G`) and the weight of each context (`backoff_X`) of an order.
@@ -356,7 +356,7 @@ class AddKNGramModel(NGramModel):
     def _count_contributions_to_suffixes(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         return counts_G
 
-    def _compute_ngram_masses_and_context_weights(
+    def _ngram_masses_and_context_weights(
         self, context_G: IntArray, counts_G: IntArray, n_contexts: int
     ) -> list[FloatArray]:
         """Returns the counts of n-grams, and their sum for each context."""

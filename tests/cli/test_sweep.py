@@ -151,7 +151,7 @@ def test_a_search_trains_all_a_little_and_the_better_ones_on(
     lmtool: CommandLine, home: Path, corpus: Path, inside: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = iter([RunSeconds(1.0, 100.0)] * 9)
-    monkeypatch.setattr(sweep.Sweep, "estimate_largest_cost", lambda this, names: next(planned))
+    monkeypatch.setattr(sweep.Sweep, "extrapolate_longest_run_seconds", lambda this, names: next(planned))
     words = ("sweep", corpus, *SMALL, "--minutes", "5", "--jobs", "1", "-o", "runs/search", "--json")
     told = json.loads(lmtool.succeeds(*words).out)
     assert told["keys"] == ["optimizer.lr", "model.dropout"]

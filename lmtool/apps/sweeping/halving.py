@@ -36,7 +36,7 @@ class TrainableRuns(Protocol):
     def train(self, names: Sequence[str], end_share: float, max_seconds: float = math.inf) -> None:
         """Starts or continues runs up to a share of their steps, for at most `max_seconds`."""
 
-    def estimate_largest_cost(self, names: Sequence[str]) -> RunSeconds:
+    def extrapolate_longest_run_seconds(self, names: Sequence[str]) -> RunSeconds:
         """Returns the largest cost of these runs so far."""
 
     def rank(self, names: Sequence[str]) -> list[str]:
@@ -88,7 +88,7 @@ def train_by_halving(
     names, budget, done_share = list(names), get_seconds_left(), 0.0
     first, first_share = names[:n_parallel], ETA ** -count_halvings(len(names))
     runs.train(first, first_share, budget / ETA)
-    cost = runs.estimate_largest_cost(first)
+    cost = runs.extrapolate_longest_run_seconds(first)
     if not runs.rank(first):
         what = f"the first runs have failed, or done no step in {budget / ETA / 60:.2g} minutes"
         raise UsageError(what, where=", ".join(first), fix="see their .log files; give more --minutes, or train less")
@@ -106,5 +106,5 @@ def train_by_halving(
         rungs = rungs or [Rung(min(n_parallel, len(names)), 1.0)]
         names, done_share = names[: rungs[0].n_runs], rungs[0].end_share
         runs.train(names, done_share, get_seconds_left() + OVERTIME_SHARE * budget)
-        cost = runs.estimate_largest_cost(names)
+        cost = runs.extrapolate_longest_run_seconds(names)
         names = runs.rank(names)[: rungs[min(1, len(rungs) - 1)].n_runs]

@@ -163,7 +163,7 @@ class Sweep:
         if self.should_stop():
             raise KeyboardInterrupt
 
-    def estimate_largest_cost(self, names: Sequence[str]) -> RunSeconds:
+    def extrapolate_longest_run_seconds(self, names: Sequence[str]) -> RunSeconds:
         """See `TrainableRuns`: by the seconds of the steps, and what the last processes took in addition."""
         total = 0.0
         for name, history in self._open_histories(names).items():

@@ -292,7 +292,7 @@ def cross_entropy(
     if _can_use_kernel("cross_entropy", logits_RV):
         with_gradient = torch.is_grad_enabled() and logits_RV.requires_grad
         return _cross_entropy(logits_RV, targets_R, weights_R, target_mass, mass_per_class, with_gradient)[0]
-    return cast(Tensor, _PlainCrossEntropySum.apply(logits_RV, targets_R, weights_R, target_mass, mass_per_class))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _TorchCrossEntropySum.apply(logits_RV, targets_R, weights_R, target_mass, mass_per_class))  # type: ignore[no-untyped-call]
 
 
 def _scale_logit_gradient(grad_RV: Tensor, loss_gradient: Tensor) -> Tensor:
@@ -329,7 +329,7 @@ def _cross_entropy(
     return loss_R.sum(), logits_grad
 
 
-class _PlainCrossEntropySum(torch.autograd.Function):
+class _TorchCrossEntropySum(torch.autograd.Function):
     """The plain formula, with the gradient p - q in closed form."""
 
     @staticmethod

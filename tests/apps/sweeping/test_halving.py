@@ -48,7 +48,7 @@ class Machine:
                     self.share[name] = until
         self.now += max(free)
 
-    def estimate_largest_cost(self, names):
+    def extrapolate_longest_run_seconds(self, names):
         return RunSeconds(self.start, self.whole)
 
     def rank(self, names):
@@ -136,7 +136,7 @@ def test_runs_are_stopped_where_steps_become_slower():
         train(*arguments)
         machine.whole = min(400.0, 2 * machine.whole)
 
-    machine.train, machine.estimate_largest_cost = slower, lambda names: RunSeconds(2.0, 40.0)
+    machine.train, machine.extrapolate_longest_run_seconds = slower, lambda names: RunSeconds(2.0, 40.0)
     train_by_halving(names, 2, lambda: 180 - machine.now, machine)
     assert machine.now == pytest.approx(1.05 * 180)
     assert max(machine.share.values()) < 1
