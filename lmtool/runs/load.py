@@ -303,7 +303,7 @@ def read_merged_weights(reference: Reference) -> Mapping[str, Tensor]:
 
 
 def _read_merged_weights_allowing_nonfinite(reference: Reference) -> Mapping[str, Tensor]:
-    """Reads merged weights without a check that they are finite."""
+    """Reads weights, merged with adapters if there are any; without adapters they may be not finite."""
     if reference.recipe.tuning.lora is None:
         return reference.checkpoint.load_model()
     lm = load_trained_model(reference, CPU)

@@ -162,7 +162,8 @@ def replace_file(path: Path, content: BytesOrChunks) -> None:
 def atomic_output(path: Path) -> Iterator[Path]:
     """Yields a temporary path for a file or folder, and renames it to `path` after the block. Raises OSError.
 
-    Replaces a file or an empty folder. After an error nothing is left. Several processes may write the same path.
+    Syncs a file before; the block syncs the files of a folder. Replaces a file or an empty folder. After an error
+    nothing is left. Several processes may write the same path.
     """
     path = Path(os.path.realpath(path))
     with scratch_folder(path.parent) as folder:
@@ -170,6 +171,9 @@ def atomic_output(path: Path) -> Iterator[Path]:
         yield new
         if new.is_dir():
             sync_directory(new)
+        else:
+            with new.open("rb+") as file:
+                os.fsync(file.fileno())
         replace_path(new, path)
         sync_directory(path.parent)
 

@@ -46,6 +46,27 @@ def test_the_name_appears_with_the_whole_content(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a", "folder"}
 
 
+def test_the_content_is_on_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    fsync, replace_path = os.fsync, durable.replace_path
+
+    def sync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def rename(new: Path, path: Path) -> None:
+        assert new.stat().st_ino in synced
+        replace_path(new, path)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(durable, "replace_path", rename)
+    with durable.atomic_output(tmp_path / "a") as new:
+        new.write_bytes(b"1")
+    with durable.atomic_output(tmp_path / "folder") as new:
+        new.mkdir()
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "folder"}
+
+
 def test_a_link_stays_one_and_the_longest_name_is_written(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real" / "file")

@@ -1,7 +1,6 @@
 """Writes GGUF files, as llama.cpp's converter does from a Hugging Face directory."""
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -97,5 +96,3 @@ def write_gguf(
                 writer.write_tensor_data(quantize(stored.numpy(), tensor_type))
         finally:
             writer.close()
-        with new.open("rb+") as file:
-            os.fsync(file.fileno())
