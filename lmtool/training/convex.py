@@ -382,7 +382,7 @@ class HeadFittingProblem:
         return replace(self, features=self.features.astype(np.float32)) if issparse(self.features) else self
 
     @torch.no_grad()
-    def fit_head_and_layer_mix_(self, l2: float | None, seed: int) -> HeadFitSummary:
+    def fit_head_(self, l2: float | None, seed: int) -> HeadFitSummary:
         """Fits the head in place; see `Lbfgs`. Other weights do not change. l2: None to choose it."""
         problem, head = self, self.model.head
         with torch.enable_grad():
@@ -438,19 +438,19 @@ class HeadFittingProblem:
 def fit_head_and_layer_mix_(
     model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float | None, seed: int
 ) -> HeadFitSummary:
-    """Fits the head of a model to labelled rows, in place; see `HeadFittingProblem.fit_head_and_layer_mix_`.
+    """Fits the head of a model to labelled rows, in place; see `HeadFittingProblem.fit_head_`.
 
     If the head reads a scalar mix of layers, the penalty is chosen for their plain mean, the mix is fitted with this
     penalty, and the head is fitted to the result.
     """
     if model.mix is None:
-        return HeadFittingProblem.from_batches(model, objective, batches).fit_head_and_layer_mix_(l2, seed)
+        return HeadFittingProblem.from_batches(model, objective, batches).fit_head_(l2, seed)
     with torch.no_grad():
         model.mix.scalars_L.zero_()
         model.mix.gamma.fill_(1.0)
-    l2_of_mean = HeadFittingProblem.from_batches(model, objective, batches).fit_head_and_layer_mix_(l2, seed).l2
+    l2_of_mean = HeadFittingProblem.from_batches(model, objective, batches).fit_head_(l2, seed).l2
     fit_layer_mix_(model, objective, batches, l2_of_mean)
-    return HeadFittingProblem.from_batches(model, objective, batches).fit_head_and_layer_mix_(l2, seed)
+    return HeadFittingProblem.from_batches(model, objective, batches).fit_head_(l2, seed)
 
 
 def fit_layer_mix_(model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float) -> None:

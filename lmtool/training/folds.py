@@ -104,7 +104,7 @@ def _fit_fold_heads(
     for fold in folds:
         numbers = {row.number for row in fold.tasks[0].train}
         fold_problem = problem.select_rows(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
-        fold_problem.fit_head_and_layer_mix_(optimizer.l2, job.recipe.seed)
+        fold_problem.fit_head_(optimizer.l2, job.recipe.seed)
         if compute.world.all_reduce_sum((float(should_stop()),))[0]:
             raise ScoringStopped
         yield fold, ModelWithObjective(lm.eval(), objective, compute)
