@@ -65,6 +65,17 @@ def test_targets_end_as_asked(end: str, tail: list[int]) -> None:
     assert {len(target) for _, target in rows} == {own._source_and_target_lengths(length)[1]}
 
 
+@pytest.mark.parametrize("rate", [0.15, 0.3, 0.5])
+@pytest.mark.parametrize("end", ["sentinel", "eos", "both"])
+def test_source_and_target_that_share_a_row_fill_it(end: str, rate: float) -> None:
+    """One token more would exceed the context."""
+    spec = SpanCorruption.model_validate({"kind": "span-corruption", "rate": rate, "end": end})
+    for context in range(12, 60):
+        own = SpanCorruptionObjective(spec, VOCABULARY, True)
+        length = own.choose_text_cut(context).length
+        assert sum(own._source_and_target_lengths(length)) <= context < sum(own._source_and_target_lengths(length + 1))
+
+
 def test_lengths_are_t5s() -> None:
     """512 tokens of source come from 569, one more than in Raffel et al. 2020, whose source has an end token."""
     many = VocabularyInfo(400, 0, 1, 2, 4, 5, 6, (1,), tuple(range(7, 107)), frozenset(range(107)))
