@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import UsageError
 from lmtool.generation import constrained, engine
-from lmtool.generation.constrained import check_form_and_create_state
+from lmtool.generation.constrained import _sort_key_for_closing, check_form_and_create_state
 from lmtool.generation.drafts import ModelDraft, NGramDraft
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import complete
@@ -277,6 +277,14 @@ def test_whatever_length_is_left_the_answer_validates(schema, seed, draft):
     n = len(check_form_and_create_state(form, tokenizer_of("bpe")).closing_tokens) + seed % 40
     (one,) = written(form, strategy="sample", seed=seed, max_new_tokens=max(1, n), temperature=2.0, draft=draft)
     jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(one.text))
+
+
+def test_what_closes_a_form_comes_first_and_what_opens_more_of_it_last():
+    """Within letters and other characters too: short ones first, and those that open brackets last."""
+    ranked = [b'"', b"}", b"]]", b",", b"7", b"77", b"a", b"ab", b"-", b"{", b"{{", b" "]
+    keys = [_sort_key_for_closing(piece) for piece in ranked]
+    assert keys == sorted(set(keys))
+    assert _sort_key_for_closing(b"(a") > _sort_key_for_closing(b"(a)")
 
 
 def test_a_form_that_may_stay_incomplete_is_cut_by_the_length():

@@ -134,6 +134,18 @@ def test_wide_vocabularies_are_packed_into_several_words() -> None:
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), **EXACT)
 
 
+@pytest.mark.parametrize("base", [2, 258, 50_258, 10_000_001, 2**31 - 1])
+def test_packed_n_grams_sort_as_their_tokens_do(base: int) -> None:
+    """The highest ids, too, whose integers must not overflow."""
+    rng = np.random.default_rng(0)
+    grams_GN = (base - 2 - rng.integers(0, min(base, 4) - 1, (300, 9))).astype(np.int32)
+    words = module._pack_ngrams_into_integers(grams_GN, base)
+    assert all((word >= 0).all() for word in words)
+    order_G = np.lexsort(words[::-1])
+    assert grams_GN[order_G].tolist() == sorted(grams_GN.tolist())
+    assert len(words) == -(-9 // int(63 / math.log2(base)))
+
+
 def test_what_stands_before_a_document_does_not_count() -> None:
     """No n-gram crosses a [BOS], so earlier documents change nothing, also without document ids."""
     model = counted(some_documents(), 5)

@@ -546,7 +546,7 @@ def array(tensor: Tensor) -> NDArray[np.float64]:
 KINDS = (
     *("gpt2", "modern", "alibi", "relative", "disentangled", "full layers among windows", "n-grams"),
     *("plain attention, bilinear", "bert", "longformer", "2017", "t5", "prefix with windows", "lstm"),
-    *("x0", "gated heads", "smear", "gru with a memory", "luong", "bahdanau", "elmo", "3-gram", "skip-gram"),
+    *("olmo2", "x0", "gated heads", "smear", "gru with a memory", "luong", "bahdanau", "elmo", "3-gram", "skip-gram"),
 )
 """Families that differ in kind: each shape, position, mixer, mask and gate once. The others combine their parts."""
 

@@ -166,7 +166,11 @@ def test_a_group_has_the_mean_of_its_tasks(runs: dict[str, LoadedModel], tmp_pat
     values = [one["acc"].value for one in found.tasks.values()]
     assert len(values) == 2
     assert found.groups == {"both": {"acc": pytest.approx(sum(values) / 2)}}
-    assert found.lines()[-1].split()[:2] == ["both", "acc"]
+    lines = found.lines()
+    assert lines[-1].split()[:2] == ["both", "acc"]
+    starts = {line.index(word) for line, word in zip(lines, ("metric", "acc", "acc", "acc"), strict=False)}
+    ends = {line.index(word) + len(word) for line, word in zip(lines, ("value", f"{values[0]:.4f}"), strict=False)}
+    assert (len(starts), len(ends)) == (1, 1), lines
 
 
 def test_generated_answers_end_where_the_task_says(runs: dict[str, LoadedModel], folder: str) -> None:

@@ -10,7 +10,12 @@ from lmtool.errors import UsageError
 from lmtool.recipe.spec.text import Data
 from lmtool.runs.load import LoadedModel, load_run
 from lmtool.tasks import predict as predicting
-from lmtool.tasks.predict import can_predict_tables, evaluate_tables, predict_table_lazily
+from lmtool.tasks.predict import (
+    can_predict_tables,
+    evaluate_tables,
+    open_table_in_training_format,
+    predict_table_lazily,
+)
 from tests.compute.together import together
 from tests.support.answering import HEADS, learned
 from tests.support.cases import nightly_but
@@ -81,6 +86,17 @@ def test_columns_under_other_names_are_inferred(work: Work) -> None:
         assert found.to_record() == expected.to_record()
     assert len(told) == 3
     assert header == "id,text,label"
+
+
+@pytest.mark.parametrize("delimiter", [";", ",", "\t"])
+def test_a_table_is_split_as_in_training_unless_that_leaves_one_column(tmp_path: Path, delimiter: str) -> None:
+    path, trained = tmp_path / "other.csv", Data(delimiter=";")
+    path.write_text(f"text{delimiter}label\nwell{delimiter}good\nno{delimiter}bad\n")
+    assert open_table_in_training_format(str(path), trained, Data()).names == ("text", "label")
+    assert open_table_in_training_format(str(path), trained, Data(delimiter=delimiter)).names == ("text", "label")
+    path.write_text("a,b;c,d\n1,5;2,5\n3,5;4,5\n")
+    assert open_table_in_training_format(str(path), trained, Data()).names == ("a,b", "c,d")
+    assert open_table_in_training_format(str(path), trained, Data(delimiter=",")).names == ("a", "b;c", "d")
 
 
 def test_bad_rows_are_told_or_counted(work: Work) -> None:

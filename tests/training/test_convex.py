@@ -161,6 +161,25 @@ def test_cross_validation_prefers_a_penalty_where_features_are_noise(rows):
     )
 
 
+def test_penalties_are_weakened_until_the_loss_rises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never, where features tell the classes apart without a fault."""
+    class_R = np.arange(N) % 3
+    noise = np.random.default_rng(2).normal(size=(N, 20))
+    minimize, tried = HeadFittingProblem.minimize, []
+
+    def minimize_and_note(one: HeadFittingProblem, l2: float, *others: Any) -> Any:
+        tried.append(l2)
+        return minimize(one, l2, *others)
+
+    monkeypatch.setattr(HeadFittingProblem, "minimize", minimize_and_note)
+    for features, are_all_tried in ((noise, False), (np.eye(3)[class_R], True)):
+        tried.clear()
+        problem("class", class_R, features, ("a", "b", "c")).choose_penalty(0)
+        distinct = tuple(dict.fromkeys(tried))
+        assert distinct == PENALTIES[2 : 2 + len(distinct)]
+        assert (distinct[-1] == PENALTIES[-1]) is are_all_tried
+
+
 def test_without_any_feature_the_bias_is_fitted() -> None:
     one = problem("class", np.arange(N) % 3 % 2, csr_array((N, 4)), ("a", "b"))
     _, loss = one.minimize(1.0)
