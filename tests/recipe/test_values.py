@@ -1,6 +1,7 @@
 import pytest
 
 from lmtool.recipe.load import load
+from lmtool.recipe.spec.base import find_surrogates_and_too_large_numbers
 
 
 def test_a_recipe_with_other_values_has_these_and_keeps_all_others():
@@ -18,3 +19,14 @@ def test_a_recipe_with_other_values_has_these_and_keeps_all_others():
 def test_no_value_is_given_to_a_key_that_there_is_not():
     with pytest.raises(AttributeError):
         load("tiny").recipe.with_unvalidated_values({"training.stepps": 5})
+
+
+@pytest.mark.parametrize(("name", "largest", "next_one"), [("seed", 2**53, 2**53 + 1), ("optimizer.eps", 1e30, 1.1e30)])
+def test_numbers_up_to_the_largest_that_all_code_holds_are_accepted(name: str, largest: float, next_one: float) -> None:
+    values = {"seed": 1, "optimizer.eps": 1e-8} | {name: largest}
+    assert list(find_surrogates_and_too_large_numbers(values)) == []
+    ((path, what),) = find_surrogates_and_too_large_numbers(values | {name: next_one})
+    assert path == (name,)
+    assert what.startswith("the number is too large")
+    assert list(find_surrogates_and_too_large_numbers({name: -largest})) == []
+    assert len(list(find_surrogates_and_too_large_numbers({name: -next_one}))) == 1
