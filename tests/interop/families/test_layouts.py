@@ -15,6 +15,7 @@ from lmtool.interop.families.layouts import (
     make_even_entries_first_layout,
     make_fused_parameter_layout,
     make_head_interleaved_layout,
+    make_rescaled_layout,
     make_rotary_pairs_layout,
 )
 
@@ -24,7 +25,10 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, list[Tensor]]:
     """A layout, and tensors of theirs that fit it."""
     rest = draw(st.lists(st.integers(1, 3), max_size=2))
     n = draw(st.integers(1, 4))
-    match draw(st.sampled_from(["same", "joined", "transposed", "by head", "pairs", "halves", "row"])):
+    match draw(st.sampled_from(["same", "rescaled", "joined", "transposed", "by head", "pairs", "halves", "row"])):
+        case "rescaled":
+            tensor = torch.randint(-9, 10, (n, *rest)).double()
+            return make_rescaled_layout(draw(st.sampled_from([0.5, 1.0, -4.0])), draw(st.integers(-3, 3))), [tensor]
         case "joined":
             widths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
             return make_fused_parameter_layout(widths), [torch.randn(width, *rest) for width in widths]
@@ -75,6 +79,12 @@ def test_by_head_takes_all_queries_first() -> None:
 def test_wrong_shapes(layout: Layout, theirs: list[Tensor]) -> None:
     with pytest.raises(ValueError, match=r"instead of|not divisible"):
         layout.join(theirs)
+
+
+def test_what_is_published_is_the_parameter_times_the_scale_plus_the_shift() -> None:
+    layout = make_rescaled_layout(2.0, 1.0)
+    assert layout.split(torch.tensor([3.0, 0.0]))[0].tolist() == [7.0, 1.0]
+    assert layout.join([torch.tensor([7.0, 1.0])]).tolist() == [3.0, 0.0]
 
 
 def test_pairs_are_neighbours_in_theirs() -> None:
