@@ -111,7 +111,7 @@ def common_prefix_length(*texts: Sequence[object]) -> int:
     return len(list(takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False))))
 
 
-def pad_rows_right(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[Tensor, Tensor | None]:
+def pad_right_with_keep_mask(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[Tensor, Tensor | None]:
     """Returns right-padded rows of ids (B, T), and a mask that is False at padding; None without padding."""
     tokens_BT = pad_sequence([torch.from_numpy(row) for row in rows], True, pad_id)
     keep_BT = torch.arange(tokens_BT.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]

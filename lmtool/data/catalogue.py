@@ -27,7 +27,7 @@ from lmtool.storage.records import JsonModel
 CATALOGUE_FILE = "catalogue.yaml"
 
 
-class PublishedPackage(JsonModel):
+class PipOrNpmPackage(JsonModel):
     """A published archive. source: whether it is a source distribution of PyPI."""
 
     tool: Literal["pip", "npm"]
@@ -59,10 +59,10 @@ class CatalogueDataSet(JsonModel):
     references: dict[str, str] = Field(default_factory=dict)
 
 
-class Catalogue(JsonModel):
+class DatasetCatalogue(JsonModel):
     """The content of catalogue.yaml. elsewhere: commands that train on data sets of no package."""
 
-    packages: dict[str, PublishedPackage]
+    packages: dict[str, PipOrNpmPackage]
     data: dict[str, CatalogueDataSet]
     elsewhere: dict[str, str]
 
@@ -101,15 +101,15 @@ class Catalogue(JsonModel):
         return paths
 
 
-def read_catalogue() -> Catalogue:
+def read_catalogue() -> DatasetCatalogue:
     """Reads the catalogue that comes with lmtool."""
     content = parse_yaml_collecting_mistakes(
         (bundled.data_folder() / CATALOGUE_FILE).read_text(encoding="utf-8"), CATALOGUE_FILE
     ).value
-    return TypeAdapter(Catalogue).validate_python(content)
+    return TypeAdapter(DatasetCatalogue).validate_python(content)
 
 
-def download_package_archive(package: PublishedPackage, empty_folder: Path) -> Path:
+def download_package_archive(package: PipOrNpmPackage, empty_folder: Path) -> Path:
     """Downloads the archive of a package to an empty folder with pip or npm as the user has configured them.
 
     They compare checksums before they unpack or build anything. Raises as `Catalogue.download` does.

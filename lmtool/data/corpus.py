@@ -65,7 +65,7 @@ _WORD_OR_CHARACTER = re.compile(
 """A word, or a character of a script without spaces."""
 
 
-class DocumentChunk(NamedTuple):
+class MultiDocumentChunk(NamedTuple):
     """Consecutive documents; the first may begin in an earlier chunk, and the last may continue in a later one.
 
     A document is cut before a space or line break that follows a non-space, where every tokenizer splits. If there is
@@ -109,7 +109,7 @@ class Corpus:
     def _is_divided(self, path: Path) -> bool:
         return detect_format_suffix(path) != ".txt" or self.documents != "whole"
 
-    def chunks(self) -> Iterator[DocumentChunk]:
+    def chunks(self) -> Iterator[MultiDocumentChunk]:
         """Yields the documents in order, except blank ones, in chunks of about CHUNK_CHARACTERS."""
         return merge_small_chunks(chain.from_iterable(map(self._read_nonempty_file, self.files)))
 
@@ -118,11 +118,11 @@ class Corpus:
         ending = detect_format_suffix(path)
         return not compression_suffix(path) and (ending == ".jsonl" or (ending == ".txt" and self.documents != "whole"))
 
-    def read_byte_range(self, path: Path, byte_range: ByteRange | None) -> Iterator[DocumentChunk]:
+    def read_byte_range(self, path: Path, byte_range: ByteRange | None) -> Iterator[MultiDocumentChunk]:
         """Yields the documents of a file, or of a byte range of a divisible file; none if there is no text."""
         return merge_small_chunks(self._read_documents(path, byte_range))
 
-    def _read_nonempty_file(self, path: Path) -> Iterator[DocumentChunk]:
+    def _read_nonempty_file(self, path: Path) -> Iterator[MultiDocumentChunk]:
         chunks = self._read_documents(path)
         if self.stream and self._is_divided(path):
             chunks = _append_line_breaks(chunks)
@@ -134,7 +134,7 @@ class Corpus:
             what, fix = "the file holds no text", "name a file with text in it"
             raise DataError(what, where=display_path(path), fix=fix)
 
-    def _read_documents(self, path: Path, byte_range: ByteRange | None = None) -> Iterator[DocumentChunk]:
+    def _read_documents(self, path: Path, byte_range: ByteRange | None = None) -> Iterator[MultiDocumentChunk]:
         ending = detect_format_suffix(path)
         if ending != ".txt":
             rows = open_row_file(path, ending, _MAX_CELL_CHARACTERS, hints=_CORPUS_DIALECT, byte_range=byte_range)
@@ -165,7 +165,7 @@ def open_corpus(sources: Iterable[str], column: str, documents: Literal["auto"] 
 
 
 def find_last_pretoken_boundary(text: str) -> int:
-    """Returns the last position where every tokenizer splits `text` whatever follows, or 0; see DocumentChunk."""
+    """Returns the last position where every tokenizer splits `text` whatever follows, or 0; see MultiDocumentChunk."""
     for window in (1 << 10, 1 << 16, len(text)):
         base = max(0, len(text) - window)
         cuts = [match.start() for match in _SAFE_CUT.finditer(text, base)]
@@ -174,7 +174,7 @@ def find_last_pretoken_boundary(text: str) -> int:
     return 0
 
 
-def _chunk_single_document(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
+def _chunk_single_document(blocks: Iterator[str]) -> Iterator[MultiDocumentChunk]:
     """Yields all the text as one document, unless it is blank."""
     held: list[str] = []
     starts, visible, size = True, False, 0
@@ -186,10 +186,10 @@ def _chunk_single_document(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
         held.append(block[:cut] if cut else block)
         size += len(block)
         if cut:
-            yield DocumentChunk(["".join(held)], starts, ends=False)
+            yield MultiDocumentChunk(["".join(held)], starts, ends=False)
             starts, held, size = False, [block[cut:]], len(block) - cut
     if visible:
-        yield DocumentChunk(["".join(held)], starts)
+        yield MultiDocumentChunk(["".join(held)], starts)
 
 
 def _split_lines(text: str) -> list[str]:
@@ -197,7 +197,7 @@ def _split_lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in lines[:-1]] + lines[-1:] if "\r" in text else lines
 
 
-def _chunk_documents(blocks: Iterator[str], split: Callable[[str], list[str]]) -> Iterator[DocumentChunk]:
+def _chunk_documents(blocks: Iterator[str], split: Callable[[str], list[str]]) -> Iterator[MultiDocumentChunk]:
     """Yields documents between separators without leading blank lines; cuts very long ones into pieces."""
     rest, starts = "", True
     for block in chain(blocks, ["\n\n"]):
@@ -207,23 +207,23 @@ def _chunk_documents(blocks: Iterator[str], split: Callable[[str], list[str]]) -
         if done and not starts:
             texts.insert(0, done[0])
         if texts:
-            yield DocumentChunk(texts, starts)
+            yield MultiDocumentChunk(texts, starts)
         starts = starts or bool(done)
         cut = find_last_pretoken_boundary(rest) if len(rest) > CHUNK_CHARACTERS else 0
         if not cut and len(rest) > 2 * CHUNK_CHARACTERS and not rest.isspace():
             cut = len(rest.rstrip())  # white space may begin a separator
         if cut:
-            yield DocumentChunk([rest[:cut]], starts, ends=False)
+            yield MultiDocumentChunk([rest[:cut]], starts, ends=False)
             rest, starts = rest[cut:], False
 
 
-def _append_line_breaks(chunks: Iterator[DocumentChunk]) -> Iterator[DocumentChunk]:
+def _append_line_breaks(chunks: Iterator[MultiDocumentChunk]) -> Iterator[MultiDocumentChunk]:
     for chunk in chunks:
         texts = [text + "\n" for text in chunk.texts[: chunk.n_ends]]
         yield chunk._replace(texts=[*texts, *chunk.texts[chunk.n_ends :]])
 
 
-def cut_long_documents(documents: Iterator[str]) -> Iterator[DocumentChunk]:
+def cut_long_documents(documents: Iterator[str]) -> Iterator[MultiDocumentChunk]:
     """Yields each text as a document, except blank ones; cuts very long ones into pieces."""
     for text in documents:
         if not text or text.isspace():
@@ -231,12 +231,12 @@ def cut_long_documents(documents: Iterator[str]) -> Iterator[DocumentChunk]:
         start = 0
         while len(text) - start > 2 * CHUNK_CHARACTERS:
             stop = start + (find_last_pretoken_boundary(text[start : start + CHUNK_CHARACTERS]) or CHUNK_CHARACTERS)
-            yield DocumentChunk([text[start:stop]], start == 0, ends=False)
+            yield MultiDocumentChunk([text[start:stop]], start == 0, ends=False)
             start = stop
-        yield DocumentChunk([text[start:]], start == 0)
+        yield MultiDocumentChunk([text[start:]], start == 0)
 
 
-def merge_small_chunks(chunks: Iterator[DocumentChunk]) -> Iterator[DocumentChunk]:
+def merge_small_chunks(chunks: Iterator[MultiDocumentChunk]) -> Iterator[MultiDocumentChunk]:
     """Joins small chunks to chunks of about CHUNK_CHARACTERS."""
     texts: list[str] = []
     size, starts, ends = 0, True, True
@@ -250,10 +250,10 @@ def merge_small_chunks(chunks: Iterator[DocumentChunk]) -> Iterator[DocumentChun
             texts += chunk.texts[1:]
         size, ends = size + chunk.size, chunk.ends
         if size >= CHUNK_CHARACTERS // 2:
-            yield DocumentChunk(texts, starts, ends)
+            yield MultiDocumentChunk(texts, starts, ends)
             texts, size = [], 0
     if texts:
-        yield DocumentChunk(texts, starts, ends)
+        yield MultiDocumentChunk(texts, starts, ends)
 
 
 def _read_text_column(file: DelimitedFile | JsonLinesFile | JsonListFile | ParquetFile, column: str) -> Iterator[str]:

@@ -93,7 +93,7 @@ def _make_topic_rows(files: Members) -> list[TableRow]:
     return [{"title": one["title"], "text": one["extract"], "label": one["topic"]} for one in known]
 
 
-def _make_speech_year_rows(files: Members) -> list[TableRow]:
+def _make_speech_passage_year_rows(files: Members) -> list[TableRow]:
     """Makes passages of four sentences, at most 40 of a speech, with the year in the name of its file."""
     rows = []
     for path, speech in _decode_members(files).items():
@@ -103,7 +103,7 @@ def _make_speech_year_rows(files: Members) -> list[TableRow]:
     return seeded_shuffle(rows)
 
 
-def _read_brown_genres_and_sentences(files: Members) -> list[tuple[str, list[str]]]:
+def _read_brown_texts_with_genre(files: Members) -> list[tuple[str, list[str]]]:
     """Returns genre and sentences of each text of the Brown corpus, without its tags."""
     texts = {PurePosixPath(path).name: text for path, text in _decode_members(files).items()}
     words = {
@@ -116,7 +116,7 @@ def _read_brown_genres_and_sentences(files: Members) -> list[tuple[str, list[str
 def _make_brown_genre_rows(files: Members) -> list[TableRow]:
     """Makes passages of three sentences."""
     rows = []
-    for genre, sentences in _read_brown_genres_and_sentences(files):
+    for genre, sentences in _read_brown_texts_with_genre(files):
         passages = (" ".join(sentences[i : i + 3]) for i in range(0, len(sentences) - 2, 3))
         rows += [{"text": text, "label": genre} for text in passages]
     return seeded_shuffle(rows)
@@ -155,7 +155,7 @@ def _make_email_spam_rows(files: Members) -> list[TableRow]:
     return rows
 
 
-def _make_sentiment_rating_rows(files: Members) -> list[TableRow]:
+def _make_vader_rating_rows(files: Members) -> list[TableRow]:
     """Makes rows of sentences and the mean of twenty ratings from -4 to 4."""
     (text,) = _decode_members(files).values()
     fields = (line.split("\t") for line in text.splitlines())
@@ -164,7 +164,7 @@ def _make_sentiment_rating_rows(files: Members) -> list[TableRow]:
 
 def _make_polarity_rows(files: Members) -> list[TableRow]:
     """Makes rows of the sentences rated at least 0.5 from zero."""
-    rated = [(row["text"], float(row["rating"])) for row in _make_sentiment_rating_rows(files)]
+    rated = [(row["text"], float(row["rating"])) for row in _make_vader_rating_rows(files)]
     return [{"text": text, "label": "positive" if r > 0 else "negative"} for text, r in rated if abs(r) >= 0.5]
 
 
@@ -190,7 +190,7 @@ DATASET_BUILDERS: dict[str, Callable[[Members], str | list[TableRow] | dict[str,
         f"{one['title']}\n{one['extract']}" for one in _read_wikipedia_articles(files)
     ),
     "brown": lambda files: join_documents(
-        "\n".join(sentences) for _, sentences in seeded_shuffle(_read_brown_genres_and_sentences(files))
+        "\n".join(sentences) for _, sentences in seeded_shuffle(_read_brown_texts_with_genre(files))
     ),
     "lines": lambda files: "".join(seeded_shuffle("".join(_decode_members(files).values()).splitlines(keepends=True))),
     "names": lambda files: "".join(seeded_shuffle(f"{name}\n" for name, _ in _count_sexes_by_name(files)[:32_033])),
@@ -199,8 +199,8 @@ DATASET_BUILDERS: dict[str, Callable[[Members], str | list[TableRow] | dict[str,
     "opinions": _make_polarity_rows,
     "genres": _make_brown_genre_rows,
     "sexes": _make_name_sex_rows,
-    "ratings": _make_sentiment_rating_rows,
-    "years": _make_speech_year_rows,
+    "ratings": _make_vader_rating_rows,
+    "years": _make_speech_passage_year_rows,
     "bigbench": _make_bigbench_files,
 }
 """Functions that make a text, rows whose last cell is the label, or task files from the members of an archive."""

@@ -20,7 +20,7 @@ DATASETS_FOLDER = "datasets"
 """Folder of the cache with datasets."""
 
 
-def configure_and_import_hub() -> Any:
+def set_hf_home_and_import_hub() -> Any:
     """Imports huggingface_hub, whose files are in the cache of lmtool for a user without a home directory.
 
     Raises ResourceError if there is no cache either.
@@ -34,8 +34,8 @@ def configure_and_import_hub() -> Any:
 
 def import_datasets_quietly() -> Any:
     """Imports the library `datasets`, which shows no progress and logs no attempts to connect."""
-    huggingface_hub = configure_and_import_hub()
-    import datasets  # after configure_and_import_hub, which sets where its files are
+    huggingface_hub = set_hf_home_and_import_hub()
+    import datasets  # after set_hf_home_and_import_hub, which sets where its files are
 
     datasets.disable_progress_bars()
     huggingface_hub.utils.logging.set_verbosity(logging.ERROR)
@@ -60,7 +60,7 @@ def parse_dataset_name(source: str) -> DatasetName:
     return DatasetName(name, config or None, split or "train")
 
 
-def download_dataset(source: str, column: str | None) -> Path:
+def download_dataset(source: str, only_column: str | None) -> Path:
     """Downloads one column of a dataset, or all columns, to a .jsonl file, unless the cache holds it; returns its path.
 
     NAME is a name on the Hugging Face Hub or a local folder. The cache key is the revision of remote files and the
@@ -69,7 +69,7 @@ def download_dataset(source: str, column: str | None) -> Path:
     Raises DataError when the dataset, split or column does not exist or cannot be reached.
     """
     with _convert_dataset_errors(source):
-        builder, split, files, identity = _load_builder_and_identity(source, column)
+        builder, split, files, identity = _load_builder_and_identity(source, only_column)
         # remote addresses include their revision
         contents = (hash_files([Path(file)]) if os.path.exists(file) else file for file in files)
         key = sha256_of_json([*identity, *contents])
@@ -80,10 +80,10 @@ def download_dataset(source: str, column: str | None) -> Path:
         with hold_lock(path.with_suffix(".lock")):
             if not path.exists():
                 rows = builder.as_streaming_dataset(split=split)
-                if column is None:
+                if only_column is None:
                     rows = _decode_classes_and_translations(rows)
                 else:
-                    rows = _check_and_select_text_column(rows, column, source)
+                    rows = _check_and_select_text_column(rows, only_column, source)
                 lines = (json.dumps(row, default=str).encode() + b"\n" for row in _convert_row_errors(rows, source))
                 write_file(path, lines)
         return path

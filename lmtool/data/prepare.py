@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lmtool.compute.machine import count_cores
 from lmtool.data.cached import TOKENIZERS, TOKENS, load_or_create, remove_cache_folder, store_lock_path, warn_recreated
-from lmtool.data.corpus import DocumentChunk, find_last_pretoken_boundary
+from lmtool.data.corpus import MultiDocumentChunk, find_last_pretoken_boundary
 from lmtool.data.files import display_path
 from lmtool.data.split import CorpusPart, WholeCorpusPart, split_by_characters, split_by_documents
 from lmtool.data.store import STORE_MANIFEST, EncodedChunk, StoreWriter, TokenStore, remove_progress_file
@@ -49,11 +49,11 @@ class CorpusSubset:
     text: ScannedCorpus
     part: CorpusPart
 
-    def chunks(self, stage: str = "", report: Progress = no_progress) -> Iterator[DocumentChunk]:
+    def chunks(self, stage: str = "", report: Progress = no_progress) -> Iterator[MultiDocumentChunk]:
         """Yields the documents in order. Each chunk of the corpus is reported when the next one is requested."""
-        return self.part.select(self._read_corpus_with_progress(stage, report))
+        return self.part.select(self._read_whole_corpus_with_progress(stage, report))
 
-    def _read_corpus_with_progress(self, stage: str, report: Progress) -> Iterator[DocumentChunk]:
+    def _read_whole_corpus_with_progress(self, stage: str, report: Progress) -> Iterator[MultiDocumentChunk]:
         done = 0
         for chunk in self.text.corpus.chunks():
             yield chunk
@@ -334,7 +334,7 @@ def _open_store_if_same(
 
 
 def encode_chunks_in_parallel(
-    chunks: Iterator[DocumentChunk], tokenizer: Tokenizer, *, add_special_tokens: bool = True
+    chunks: Iterator[MultiDocumentChunk], tokenizer: Tokenizer, *, add_special_tokens: bool = True
 ) -> Iterator[EncodedChunk]:
     """Encodes chunks on all CPU cores, in order, with few in memory.
 
@@ -357,7 +357,7 @@ def encode_chunks_in_parallel(
         pool.shutdown(cancel_futures=True)
 
 
-def _encode_chunk(chunk: DocumentChunk, tokenizer: Tokenizer, add_special_tokens: bool) -> EncodedChunk:
+def _encode_chunk(chunk: MultiDocumentChunk, tokenizer: Tokenizer, add_special_tokens: bool) -> EncodedChunk:
     """Encodes the texts of a chunk.
 
     add_special_tokens: BOS before each text that starts a document, and EOS behind each that ends one, unless EOS and

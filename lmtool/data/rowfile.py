@@ -237,14 +237,14 @@ class JsonRowFileBase(TextRowFileBase):
     def column_names(self) -> tuple[str, ...]:
         """Returns the keys of the first objects, in order of occurrence."""
         keys: dict[str, None] = {}
-        for _, row in islice(self._read_objects(_UNIQUE_KEY_DECODER), _HEADER_ROWS):
+        for _, row in islice(self._read_objects_with_line_numbers(_UNIQUE_KEY_DECODER), _HEADER_ROWS):
             if not isinstance(row, RecordFault):
                 keys.update(dict.fromkeys(row))
         return tuple(keys)
 
     def read_rows_and_faults(self, only_column: str | None = None) -> Iterator[RowRecord]:
         names = self.column_names if only_column is None else ()
-        for line, row in self._read_objects(_UNIQUE_KEY_DECODER if only_column is None else _DECODER):
+        for line, row in self._read_objects_with_line_numbers(_UNIQUE_KEY_DECODER if only_column is None else _DECODER):
             if isinstance(row, RecordFault):
                 yield line, (), row
             elif only_column is None:
@@ -256,7 +256,9 @@ class JsonRowFileBase(TextRowFileBase):
                 raise missing_column_error(only_column, list(row), self._format_line(line), "--column")
 
     @abstractmethod
-    def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
+    def _read_objects_with_line_numbers(
+        self, decoder: json.JSONDecoder
+    ) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
         """Yields the objects in order, each with the line on which it begins."""
 
 
@@ -264,7 +266,9 @@ class JsonRowFileBase(TextRowFileBase):
 class JsonLinesFile(JsonRowFileBase):
     """One JSON object per line."""
 
-    def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
+    def _read_objects_with_line_numbers(
+        self, decoder: json.JSONDecoder
+    ) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
         value: Any
         for line, row in enumerate(self.lines(), 1):
             if row.isspace():
@@ -292,7 +296,9 @@ class JsonLinesFile(JsonRowFileBase):
 class JsonListFile(JsonRowFileBase):
     """A list of JSON objects, of which few are held in memory. Other JSON raises DataError."""
 
-    def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
+    def _read_objects_with_line_numbers(
+        self, decoder: json.JSONDecoder
+    ) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
         text = _IncrementalJsonReader(read_text_blocks(self.path, self.encoding))
         self._read_expected_character(text, "[")
         is_at_end = text.skip_space_and_peek() == "]"
@@ -489,21 +495,23 @@ def missing_column_error(column: str, names: Sequence[str], where: str, flag: st
     return missing_columns_error([(column, flag)], names, where)
 
 
-def missing_columns_error(columns_and_flags: Sequence[tuple[str, str]], names: Sequence[str], where: str) -> DataError:
+def missing_columns_error(
+    missing_columns_and_flags: Sequence[tuple[str, str]], names: Sequence[str], where: str
+) -> DataError:
     """Returns the error for columns that a table lacks, each with its option: lists the columns of the table, and
     suggests the nearest ones if each missing column has one."""
     bare = {fold_name(name)[:_COMPARED]: name for name in names}
     fixes = []
-    for column, flag in columns_and_flags:
+    for column, flag in missing_columns_and_flags:
         near = get_close_matches(fold_name(column)[:_COMPARED], bare, n=1) or (list(bare) if len(bare) == 1 else [])
         suggested = (bare[key] for key in near)
         fixes += [f"{flag} {name if _PLAIN_NAME.fullmatch(name) else quote(name)}" for name in suggested]
-    flags = " and ".join(dict.fromkeys(flag for _, flag in columns_and_flags))
+    flags = " and ".join(dict.fromkeys(flag for _, flag in missing_columns_and_flags))
     fix = f"name one of these with {flags}"
-    if len(set(fixes)) == len(columns_and_flags):
+    if len(set(fixes)) == len(missing_columns_and_flags):
         fix = f"did you mean {' '.join(fixes)}?"
-    nouns = "column" if len(columns_and_flags) == 1 else "columns"
-    what = f"no {nouns} {quote_all([column for column, _ in columns_and_flags])}; found {quote_all(names)}"
+    nouns = "column" if len(missing_columns_and_flags) == 1 else "columns"
+    what = f"no {nouns} {quote_all([column for column, _ in missing_columns_and_flags])}; found {quote_all(names)}"
     return DataError(what, where=where, fix=fix)
 
 

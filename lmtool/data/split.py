@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.data.corpus import DocumentChunk
+from lmtool.data.corpus import MultiDocumentChunk
 from lmtool.data.order import GOLDEN_RATIO_64, mix_bits
 
 _MAX_EXACT_DOCUMENTS = 1 << 20
@@ -25,7 +25,7 @@ class WholeCorpusPart:
 
     cache_name: ClassVar[str] = "Everything"
 
-    def select(self, chunks: Iterable[DocumentChunk]) -> Iterator[DocumentChunk]:
+    def select(self, chunks: Iterable[MultiDocumentChunk]) -> Iterator[MultiDocumentChunk]:
         """Yields all chunks."""
         return iter(chunks)
 
@@ -38,7 +38,7 @@ class CharacterSplitPart:
     n_train: int
     valid: bool
 
-    def select(self, chunks: Iterable[DocumentChunk]) -> Iterator[DocumentChunk]:
+    def select(self, chunks: Iterable[MultiDocumentChunk]) -> Iterator[MultiDocumentChunk]:
         """Yields the text of this part."""
         return _skip_characters(chunks, self.n_train) if self.valid else _take_characters(chunks, self.n_train)
 
@@ -52,7 +52,7 @@ class DocumentSplitPart:
     threshold: int
     valid: bool
 
-    def select(self, chunks: Iterable[DocumentChunk], first_number: int = 0) -> Iterator[DocumentChunk]:
+    def select(self, chunks: Iterable[MultiDocumentChunk], first_number: int = 0) -> Iterator[MultiDocumentChunk]:
         """Yields the documents of this part. first_number: number of the first document of `chunks`."""
         for chunk in chunks:
             numbers = np.arange(first_number, first_number + len(chunk.texts), dtype=np.uint64)
@@ -60,7 +60,7 @@ class DocumentSplitPart:
             chosen = (hash_document_numbers(self.seed, numbers) < np.uint64(self.threshold)) == self.valid
             texts = list(compress(chunk.texts, chosen))
             if texts:
-                yield DocumentChunk(texts, chunk.starts or not chosen[0], chunk.ends or not chosen[-1])
+                yield MultiDocumentChunk(texts, chunk.starts or not chosen[0], chunk.ends or not chosen[-1])
 
 
 CorpusPart = WholeCorpusPart | CharacterSplitPart | DocumentSplitPart
@@ -94,7 +94,7 @@ def hash_document_numbers(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.
         return mix_bits(numbers + key + GOLDEN_RATIO_64)
 
 
-def _take_characters(chunks: Iterable[DocumentChunk], n_characters: int) -> Iterator[DocumentChunk]:
+def _take_characters(chunks: Iterable[MultiDocumentChunk], n_characters: int) -> Iterator[MultiDocumentChunk]:
     for chunk in chunks:
         if chunk.size < n_characters:
             n_characters -= chunk.size
@@ -106,17 +106,17 @@ def _take_characters(chunks: Iterable[DocumentChunk], n_characters: int) -> Iter
             n_characters -= len(texts[-1])
             if not n_characters:
                 break
-        yield DocumentChunk(texts, chunk.starts)
+        yield MultiDocumentChunk(texts, chunk.starts)
         return
 
 
-def _skip_characters(chunks: Iterable[DocumentChunk], n_characters: int) -> Iterator[DocumentChunk]:
+def _skip_characters(chunks: Iterable[MultiDocumentChunk], n_characters: int) -> Iterator[MultiDocumentChunk]:
     chunks = iter(chunks)
     for chunk in chunks:
         if chunk.size > n_characters:
             texts = list(chunk.texts)
             while len(texts[0]) <= n_characters:
                 n_characters -= len(texts.pop(0))
-            yield DocumentChunk([texts[0][n_characters:], *texts[1:]], ends=chunk.ends)
+            yield MultiDocumentChunk([texts[0][n_characters:], *texts[1:]], ends=chunk.ends)
             yield from chunks
         n_characters -= chunk.size

@@ -91,7 +91,7 @@ def temporary_table_file(
         if path.suffix != ".csv" or _looks_like_table(path, encoding, columns, delimiter):
             yield str(path)
         else:
-            yield _write_texts_as_table(folder, _read_saved_stdin_lines(path, encoding), columns, are_chats)
+            yield _write_texts_as_table(folder, _read_nonblank_stdin_lines(path, encoding), columns, are_chats)
 
 
 def replace_stdin_by_cached_file(kind: Literal["text", "table", "text or table"], *names: Any) -> list[Any]:
@@ -234,7 +234,7 @@ def _read_head(path: Path, encoding: str) -> str:
             return ""  # the reader of the file says that there is no such encoding
 
 
-def _read_saved_stdin_lines(path: Path, encoding: str) -> Iterator[str]:
+def _read_nonblank_stdin_lines(path: Path, encoding: str) -> Iterator[str]:
     """Yields the lines that are not blank. Raises DataError when they do not have this encoding."""
     try:
         yield from read_nonblank_lines(path, encoding)

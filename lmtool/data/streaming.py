@@ -15,7 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmtool.data.corpus import Corpus, DocumentChunk, cut_long_documents, infer_document_division, merge_small_chunks
+from lmtool.data.corpus import (
+    Corpus,
+    MultiDocumentChunk,
+    cut_long_documents,
+    infer_document_division,
+    merge_small_chunks,
+)
 from lmtool.data.files import (
     ByteRange,
     compression_suffix,
@@ -55,7 +61,7 @@ class StreamHeadCorpus(Corpus):
 
     streamed_text: "StreamedText"
 
-    def chunks(self) -> Iterator[DocumentChunk]:
+    def chunks(self) -> Iterator[MultiDocumentChunk]:
         return merge_small_chunks(StreamedTextBlock(self.streamed_text, BlockStart()).read_chunks_and_record_end())
 
 
@@ -64,7 +70,7 @@ class StreamedText:
 
     n_units: units of a turn.
     n_bytes: size of the files, and of datasets as far as it is known.
-    head: the first block; call `read_head_and_hash` before reading it.
+    head: the first block; call `record_head_and_compute_hash` before reading it.
     first_numbers: for each unit in the head, the number of its first document there.
     """
 
@@ -89,7 +95,7 @@ class StreamedText:
         """Returns the fraction of the units that the head has."""
         return 1.0 if self.head_end.turn else max(1, self.head_end.unit) / self.n_units
 
-    def read_head_and_hash(self) -> str:
+    def record_head_and_compute_hash(self) -> str:
         """Reads the head, sets `head_end` and `first_numbers`, and returns the content hash of the whole text.
 
         The hash is of the characters of the head and of the sizes and formats of all files, so 100 GB are not read.
@@ -111,7 +117,7 @@ class StreamedText:
         key = derive_seed(self._seed, "units", turn)
         return int(permute(np.array([rank]), self.n_units, key)[0])
 
-    def read_unit_chunks(self, unit: int) -> Iterator[DocumentChunk]:
+    def read_unit_chunks(self, unit: int) -> Iterator[MultiDocumentChunk]:
         """Yields the documents of a unit. Raises DataError, also if a file has changed since it was found."""
         file = int(np.searchsorted(self._stops, unit, side="right"))
         within = unit - (int(self._stops[file - 1]) if file else 0)
@@ -156,7 +162,7 @@ class StreamedTextBlock:
         self.end = begin
         self.first_numbers: dict[int, int] = {}
 
-    def read_chunks_and_record_end(self) -> Iterator[DocumentChunk]:
+    def read_chunks_and_record_end(self) -> Iterator[MultiDocumentChunk]:
         """Yields the documents in order. A document longer than two blocks is cut as if it ended there."""
         text, (turn, rank, skipped) = self._text, self._begin
         size = number = 0

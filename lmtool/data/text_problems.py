@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.data.corpus import DocumentChunk
+from lmtool.data.corpus import MultiDocumentChunk
 from lmtool.data.files import quote
 from lmtool.data.notices import MIN_TEXT_BYTES, Notice, make_language_notices, make_suspected_truncation_notices
 from lmtool.data.prepare import CorpusSubset
@@ -74,7 +74,7 @@ def find_text_problems(
         yield from make_language_notices(list(long_lines), tokenizer, usual_bytes_per_token, "text")
 
 
-def _find_duplicate_or_cut_documents(chunks: Iterable[DocumentChunk]) -> Iterator[Notice]:
+def _find_duplicate_or_cut_documents(chunks: Iterable[MultiDocumentChunk]) -> Iterator[Notice]:
     """Yields notices about documents that occur twice or were cut; ignores documents in several chunks."""
     lengths: list[int] = []
     seen: set[int] = set()
@@ -98,7 +98,7 @@ def _find_duplicate_or_cut_documents(chunks: Iterable[DocumentChunk]) -> Iterato
 
 
 @dataclass(frozen=True)
-class NgramOverlap:
+class NgramOverlapCounts:
     """Words of a validation text in n-grams of a training text.
 
     n_words: of the validation text. n_shared: those in an n-gram of the training text. example: the first such n-gram,
@@ -116,7 +116,9 @@ class NgramOverlap:
         return 100 * self.n_shared / max(1, self.n_words)
 
 
-def find_words_in_shared_ngrams(train: Iterable[DocumentChunk], valid: Iterable[DocumentChunk]) -> NgramOverlap:
+def find_words_in_shared_ngrams(
+    train: Iterable[MultiDocumentChunk], valid: Iterable[MultiDocumentChunk]
+) -> NgramOverlapCounts:
     """Computes which words of `valid` are in n-grams of `train`, ignoring case and punctuation.
 
     Memory depends on `valid` alone: about 100 bytes for each word.
@@ -130,7 +132,7 @@ def find_words_in_shared_ngrams(train: Iterable[DocumentChunk], valid: Iterable[
         words += part.words[part.carried :]
     if not any(map(len, hashes)):
         # no words, or the beginning of a document of fewer than N
-        return NgramOverlap(len(words), 0, "", 0, np.zeros(len(words), dtype=bool))
+        return NgramOverlapCounts(len(words), 0, "", 0, np.zeros(len(words), dtype=bool))
     keys = np.concatenate(hashes)
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
@@ -154,7 +156,7 @@ def find_words_in_shared_ngrams(train: Iterable[DocumentChunk], valid: Iterable[
     if len(begin):
         earliest = int(np.argmin(begin))
         example = " ".join(words[begin[earliest] : begin[earliest] + length[earliest]])
-    return NgramOverlap(len(words), int(is_shared_W.sum()), example, trained, is_shared_W)
+    return NgramOverlapCounts(len(words), int(is_shared_W.sum()), example, trained, is_shared_W)
 
 
 class _ChunkWords(NamedTuple):
@@ -167,7 +169,7 @@ class _ChunkWords(NamedTuple):
     is_open: bool
 
 
-def _read_words_with_ngram_overlap(chunks: Iterable[DocumentChunk]) -> Iterator[_ChunkWords]:
+def _read_words_with_ngram_overlap(chunks: Iterable[MultiDocumentChunk]) -> Iterator[_ChunkWords]:
     """Yields the words of each chunk, with the last words of a document that began before, so that no n-gram is
     missed."""
     tail: list[str] = []

@@ -115,7 +115,7 @@ class VectorFile:
                 continue
             n_numbers = len(fields) - 1
             # words of GloVe may have spaces, so what is before the last D numbers is the word
-            if n_numbers < self.width or any(map(_is_number, fields[1 : -self.width])):
+            if n_numbers < self.width or any(map(_is_finite_number, fields[1 : -self.width])):
                 raise self._error(f"{n_numbers} numbers, where the other words have {self.width}", f":{number}")
             word = b" ".join(fields[: -self.width]).decode("utf-8", "replace")
             yield _UnparsedVector(f":{number}", word, fields[-self.width :])
@@ -154,7 +154,7 @@ class VectorFile:
         return DataError(what, where=f"{display_path(self.path)}{where}", fix="write or download the file again")
 
 
-def _is_number(field: bytes) -> bool:
+def _is_finite_number(field: bytes) -> bool:
     try:
         return math.isfinite(float(field))
     except ValueError:
@@ -169,4 +169,4 @@ def _count_numbers_after_word(line: bytes) -> int | None:
     """Counts the numbers after the first word of a line; returns None for a line without them."""
     fields = _split_fields(line)
     is_text = not re.search(rb"[\x00-\x08\x0e-\x1f]", line)
-    return len(fields) - 1 if is_text and len(fields) > 1 and all(map(_is_number, fields[1:])) else None
+    return len(fields) - 1 if is_text and len(fields) > 1 and all(map(_is_finite_number, fields[1:])) else None

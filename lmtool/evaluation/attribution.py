@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmtool.arrays import Floats
-from lmtool.batch import Batch, pad_rows_right
+from lmtool.batch import Batch, pad_right_with_keep_mask
 from lmtool.evaluation.attention import TextAttention, make_row_attention_input
 from lmtool.model.heads import Classifier
 from lmtool.printable import printable
@@ -170,9 +170,11 @@ def score_without_each_word(
     scores = [np.zeros(0)]
     at_once = max(1, BATCH_POSITIONS // len(tokens_T))
     for chosen in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
-        tokens_BT, keep_BT = pad_rows_right([tokens for tokens, _ in chosen], token_if_empty)
+        tokens_BT, keep_BT = pad_right_with_keep_mask([tokens for tokens, _ in chosen], token_if_empty)
         segments = [segments for _, segments in chosen if segments is not None]
-        part = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=pad_rows_right(segments, 0)[0] if segments else None)
+        part = Batch(
+            tokens_BT, keep_BT=keep_BT, segments_BT=pad_right_with_keep_mask(segments, 0)[0] if segments else None
+        )
         scores.append(score(part.to(single_row_batch.tokens_BT.device)).double().cpu().numpy())
     return np.concatenate(scores)
 

@@ -136,7 +136,7 @@ def compute_norms_by_steps_back(lm: LanguageModel, tokens: Sequence[int]) -> Gra
     with evaluation_mode(lm), _unfreeze_temporarily(lm), torch.enable_grad():
         norms = {}
         if isinstance(lm, TransformerDecoder):
-            layers = lm.layer_outputs(batch)
+            layers = lm.all_hidden_states(batch)
             loss = F.cross_entropy(lm.logits(layers[-1][:, -1]), target_1)
             for number, (gradient_TD,) in enumerate(torch.autograd.grad(loss, layers)):
                 norms[f"layer {number}" if number else "embeddings"] = _gradient_norms_by_steps_back(gradient_TD)

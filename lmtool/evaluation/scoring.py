@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lmtool.batch import Batch, common_prefix_length, pad_rows_right
+from lmtool.batch import Batch, common_prefix_length, pad_right_with_keep_mask
 from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
 from lmtool.evaluation.loop import BATCH_TOKENS, RowLengths, evaluate_items
@@ -359,7 +359,7 @@ def _score_rows(loaded: LoadedModel, rows: Sequence[_ScoringRow], report: Progre
 
     def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
         group = [rows[i] for i in chosen]
-        tokens_BT, keep_BT = pad_rows_right([np.array(row.tokens, dtype=np.int64) for row in group], pad)
+        tokens_BT, keep_BT = pad_right_with_keep_mask([np.array(row.tokens, dtype=np.int64) for row in group], pad)
         batch = _add_sources(Batch(tokens_BT, keep_BT=keep_BT), group, pad)
         if group[0].prefix is not None:
             batch = replace(batch, prefix_B=torch.tensor([row.prefix for row in group]))
@@ -413,7 +413,9 @@ def _score_batch_sharing_prefix(
         # padding would have positions that the model does not have
         return [scores for rows, n in numbered for scores in _score_batch_sharing_prefix(loaded, [rows], [n])]
     common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in numbered]
-    batch = _add_sources(Batch(pad_rows_right(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
+    batch = _add_sources(Batch(pad_right_with_keep_mask(common, pad)[0]), [rows[0] for rows in groups], pad).to(
+        loaded.device
+    )
     state = model.initial_state(batch)
     if not state.can_rewind and len(set(prefix_lengths)) > 1:
         # padding changes a recurrent state
@@ -425,7 +427,7 @@ def _score_batch_sharing_prefix(
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
     if any(map(len, rest)):
         state = state.select_rows([b for b, rows in enumerate(groups) for _ in rows])
-        apart = iter(model.forward_incremental(pad_rows_right(rest, pad)[0].to(loaded.device), state)[0])
+        apart = iter(model.forward_incremental(pad_right_with_keep_mask(rest, pad)[0].to(loaded.device), state)[0])
     states = [
         torch.cat([torch.cat((hidden_TD[:n], next(apart)))[row.positions] for row in rows])
         for (rows, n), hidden_TD in zip(numbered, hidden_BTD, strict=True)
@@ -437,7 +439,7 @@ def _add_sources(batch: Batch, rows: Sequence[_ScoringRow], pad_id: int) -> Batc
     """Adds the sources of its rows to a batch, if they have any."""
     if rows[0].source is None:
         return batch
-    source_BS, keep_BS = pad_rows_right([np.array(row.source, dtype=np.int64) for row in rows], pad_id)
+    source_BS, keep_BS = pad_right_with_keep_mask([np.array(row.source, dtype=np.int64) for row in rows], pad_id)
     return replace(batch, source_BS=source_BS, source_keep_BS=keep_BS)
 
 

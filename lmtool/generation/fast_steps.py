@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from lmtool.compute.agreement import agrees, relative_difference
 from lmtool.compute.kernels import gpu
-from lmtool.generation.native_step import NATIVE_MIXERS, NativeLayers, NativeSingleRowStep
+from lmtool.generation.native_step import NATIVE_MIXERS, NativeLayerMatrices, NativeSingleRowStep
 from lmtool.model.fixed import DecodeStateShape, StaticDecodeState
 from lmtool.model.language_model import DecodeState, LanguageModel, RowTokens
 from lmtool.model.layers.attention import find_mixers
@@ -53,9 +53,9 @@ class FastStepsByShape:
         self._captured: dict[DecodeStateShape, FixedShapeStep] = {}
 
     @cached_property
-    def native_layers(self) -> NativeLayers | None:
+    def native_layers(self) -> NativeLayerMatrices | None:
         """The layers for C kernels, which then compute the head too; None for models without such kernels."""
-        return NativeLayers.from_model_if_supported(self._model) if self._is_native else None
+        return NativeLayerMatrices.from_model_if_supported(self._model) if self._is_native else None
 
     def __call__(self, tokens_B1: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState] | None:
         """Returns hidden states (B, D) and the new state, as `FixedShapeStep` does; None if there is no fast step.

@@ -23,7 +23,7 @@ from lmtool.generation.params import MaskPredict, apply_sampling_filters
 from lmtool.generation.request import (
     DETAIL_ALTERNATIVES,
     Completion,
-    NumberedSample,
+    SampleNumbers,
     Token,
     build_completion,
     number_samples,
@@ -101,7 +101,9 @@ def fill_masks(
         if model.context is not None and len(ids) > model.context:
             what = f"the prompt has {len(ids)} tokens with its masks, but the model's context is {model.context}"
             raise UsageError(what, where=where, fix="shorten it, or ask for fewer tokens")
-    filler = _MaskFiller(params, mask_id, sorted({*banned_ids, mask_id}), DETAIL_ALTERNATIVES if details else 0)
+    filler = _MaskFillingAlgorithms(
+        params, mask_id, sorted({*banned_ids, mask_id}), DETAIL_ALTERNATIVES if details else 0
+    )
     waiting = (
         _MaskState(one, filling, *next(filling))
         for one in number_samples([tuple(text) for text in texts], n, first)
@@ -153,7 +155,7 @@ def check_bidirectional(model: LanguageModel) -> None:
 class _MaskState:
     """A text that is being filled. positions: those to score next."""
 
-    request: NumberedSample
+    request: SampleNumbers
     filling: _MaskFillingCoroutine
     ids: list[int]
     positions: list[int]
@@ -161,7 +163,7 @@ class _MaskState:
 
 
 @dataclass(frozen=True)
-class _MaskFiller:
+class _MaskFillingAlgorithms:
     """The algorithms that fill masks. banned_ids: never predicted. n_alternatives: see `Request`."""
 
     params: MaskPredict

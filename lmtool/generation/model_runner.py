@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.batch import Batch, pad_rows_right
+from lmtool.batch import Batch, pad_right_with_keep_mask
 from lmtool.errors import UsageError
 from lmtool.generation.fast_steps import FastStepsByShape
 from lmtool.generation.params import Overflow
@@ -134,7 +134,7 @@ class ModelRunner:
         return self._last_read[1]
 
     def _pad_tokens(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        return pad_rows_right([np.array(one, dtype=np.int64) for one in tokens], 0)[0].to(self.device)
+        return pad_right_with_keep_mask([np.array(one, dtype=np.int64) for one in tokens], 0)[0].to(self.device)
 
     @torch.inference_mode()
     def decode_step_to_hidden_(self, tokens: Sequence[int], state: DecodeState) -> tuple[Tensor, DecodeState]:

@@ -11,18 +11,18 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.compute.kernels.matrices import NativeMatrix, ProductByRowCount
+from lmtool.compute.kernels.matrices import CKernelMatrix, ProductByRowCount
 from lmtool.compute.kernels.program import (
     ACTIVATIONS,
     ActivateStep,
     AddStep,
     AttendStep,
     CopyStep,
+    DecodeStepProgram,
     GateStep,
     LinearStep,
     NormStep,
     RotateStep,
-    StepProgram,
 )
 from lmtool.compute.machine import physical_memory_limit_bytes
 from lmtool.model.fixed import StaticDecodeState, source_length
@@ -49,19 +49,19 @@ MAX_COPY_MEMORY_SHARE = 0.25
 NATIVE_POSITIONS = (AttentionPositions, RotaryPositions, AlibiPositions, RelativePositions)
 
 
-class NativeLayers:
+class NativeLayerMatrices:
     """The layers of a model and their matrices in the layout of the C kernels."""
 
-    def __init__(self, model: TransformerModel, matrices: dict[nn.Linear, NativeMatrix]) -> None:
+    def __init__(self, model: TransformerModel, matrices: dict[nn.Linear, CKernelMatrix]) -> None:
         self.model, self.stack, self.matrices = model, model.stacks()[-1], matrices
 
     @classmethod
-    def from_model_if_supported(cls, model: LanguageModel) -> "NativeLayers | None":
+    def from_model_if_supported(cls, model: LanguageModel) -> "NativeLayerMatrices | None":
         """Returns None for a model that the kernels do not support, or whose weights are not packed and may change."""
         if not isinstance(model, TransformerModel) or not _supports_native_step(model):
             return None
         weights = {linear: cast(PackedMatrix, linear.weight) for linear in find_linears(model.stacks()[-1])}
-        n_copied = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, NativeMatrix))
+        n_copied = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, CKernelMatrix))
         if n_copied > MAX_COPY_MEMORY_SHARE * (physical_memory_limit_bytes() or math.inf):
             return None
         products = {linear: weight.product.native for linear, weight in weights.items()}
@@ -69,7 +69,7 @@ class NativeLayers:
         if len(matrices) < len(products):
             return None
         for head in model.head_parameters():
-            if isinstance(head, PackedMatrix) and not isinstance(head.product, NativeMatrix):
+            if isinstance(head, PackedMatrix) and not isinstance(head.product, CKernelMatrix):
                 one = head.product.native
                 head.product = head.product if one is None else ProductByRowCount(one, head.product)
         return cls(model, matrices)
@@ -98,9 +98,9 @@ def _supports_native_step(model: TransformerModel) -> bool:
 class NativeSingleRowStep:
     """Decodes one more token of one text, with a state of its own: of one row, in float32."""
 
-    def __init__(self, layers: NativeLayers, state: StaticDecodeState) -> None:
+    def __init__(self, layers: NativeLayerMatrices, state: StaticDecodeState) -> None:
         self._layers, self._state = layers, state
-        self._program = StepProgram()
+        self._program = DecodeStepProgram()
         widths = [width for matrix in layers.matrices.values() for width in (matrix.n_in, matrix.n_out)]
         self._width = next(iter(layers.matrices.values())).n_in
         n_slots = next(layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, KeyValueCache))
@@ -194,7 +194,9 @@ class NativeSingleRowStep:
                 self._program.add_step(activate, self._inner, self._mixed)
             case CrossAttention(), Memory():
                 self._add_linear(mixer.q, src, self._inner)
-                self._add_attention_step(mixer, state, n_source=1)  # a source of any length: see `set_source`
+                self._add_scaled_dot_product_attention(
+                    mixer, state, n_source=1
+                )  # a source of any length: see `set_source`
             case SelfAttention(), KeyValueCache():
                 self._add_linear(mixer.qkv, src, self._inner)
                 self._add_self_attention_between_projections(mixer, state, is_full_attention)
@@ -223,9 +225,9 @@ class NativeSingleRowStep:
         bias_PNTS = rule.bias(self._slots_1S[:, -1:], self._slots_1S)
         # indexed by the distance from the last query to each key
         bias = None if bias_PNTS is None else hold(bias_PNTS[0, :, 0].flip(-1))
-        self._add_attention_step(mixer, state, bias, window or 0)
+        self._add_scaled_dot_product_attention(mixer, state, bias, window or 0)
 
-    def _add_attention_step(
+    def _add_scaled_dot_product_attention(
         self,
         mixer: SelfAttention | CrossAttention,
         state: KeyValueCache | Memory,

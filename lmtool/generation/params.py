@@ -211,7 +211,7 @@ class SamplingParams(SamplingFilters):
         if self.strategy not in PANELS:
             raise UsageError(f"there is no strategy {self.strategy}", fix=f"take {', '.join(PANELS)}")
         _check_ranges(self)
-        taken = strategy_options(self.strategy)
+        taken = get_strategy_option_types(self.strategy)
         defaults = {name: getattr(type(self), name) for name in _SAMPLING_OPTIONS if name not in taken}
         if wrong := [name for name, default in defaults.items() if getattr(self, name) != default]:
             names = ", ".join(_sort_names(wrong))
@@ -314,7 +314,7 @@ _SAMPLING_OPTIONS, _MASK_OPTIONS = _read_options(SamplingParams), _read_options(
 STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 
 
-def strategy_options(strategy: StrategyName) -> dict[str, tuple[Any, CommandLineOption]]:
+def get_strategy_option_types(strategy: StrategyName) -> dict[str, tuple[Any, CommandLineOption]]:
     """Returns the type and `CommandLineOption` of each parameter that a strategy takes and the command line has."""
     if strategy == "mask-predict":
         return _MASK_OPTIONS
@@ -367,7 +367,7 @@ def choose_params(
         chosen_by = "mask-predict, which this model needs," if is_bidirectional else name
     if name == "greedy" and given.get("temperature") == 0:
         del given["temperature"]
-    wrong = given.keys() - strategy_options(name) - _PARAMS_WITHOUT_OPTION[name]
+    wrong = given.keys() - get_strategy_option_types(name) - _PARAMS_WITHOUT_OPTION[name]
     filters = given.keys() & FILTERS
     if name == "mask-predict" and given.setdefault("by", "gibbs" if filters else "confidence") == "confidence":
         wrong, chosen_by = wrong | filters, chosen_by if wrong else "--by confidence"
@@ -395,7 +395,7 @@ _PARAMS_WITHOUT_OPTION: dict[str, set[str]] = {
 
 def _implied_strategy(given: Mapping[str, Any]) -> tuple[StrategyName, str] | None:
     """Returns the strategy that alone takes one of the given parameters, and that parameter; None if there is none."""
-    takers = {option: [name for name in STRATEGIES if option in strategy_options(name)] for option in given}
+    takers = {option: [name for name in STRATEGIES if option in get_strategy_option_types(name)] for option in given}
     implied = {option: names[0] for option, names in takers.items() if len(names) == 1}
     if len(set(implied.values())) > 1:
         raise UsageError(f"{_join_flags(implied)} belong to different strategies", fix="keep those of one")
@@ -427,7 +427,7 @@ def check_strategy_takes_draft(params: AnyParams, *, option: str = "a draft") ->
 
 def params_to_record(params: AnyParams) -> dict[str, Any]:
     """Returns the name of the strategy and the parameters that it takes, as JSON values."""
-    taken = strategy_options(params.strategy).keys() | _PARAMS_WITHOUT_OPTION[params.strategy]
+    taken = get_strategy_option_types(params.strategy).keys() | _PARAMS_WITHOUT_OPTION[params.strategy]
     values = {name: value for name, value in asdict(params).items() if name in taken}
     return {"strategy": params.strategy, **values}
 

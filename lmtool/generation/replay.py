@@ -116,7 +116,7 @@ class ReplayResult:
         return self.differs_at is None and self.text == self.record["text"]
 
 
-def read_records(path: str) -> list[dict[str, Any]]:
+def read_generation_records(path: str) -> list[dict[str, Any]]:
     """Reads the records of a file, one per line. Raises DataError for a file that is unreadable or has other lines."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -198,9 +198,9 @@ def _params_and_options_for_replay(record: Mapping[str, Any]) -> tuple[AnyParams
     return replace(params, max_time=None, max_new_tokens=steps, min_new_tokens=least), options
 
 
-def params_from_record(record: Mapping[str, Any]) -> AnyParams:
+def params_from_record(params_record: Mapping[str, Any]) -> AnyParams:
     """Makes parameters of the result of `params_to_record`, even after JSON. Raises UsageError for an invalid one."""
-    values = dict(record)
+    values = dict(params_record)
     try:
         kind: type[AnyParams] = SamplingParams
         if values["strategy"] == MaskPredict.strategy:

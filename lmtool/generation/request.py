@@ -154,7 +154,7 @@ def build_requests(prompts: Sequence[Prompt], n: int = 1, first_draw: int = 0, *
         yield Request(prompt=prompts[one.text], draw=one.draw, **fields)
 
 
-class NumberedSample(NamedTuple):
+class SampleNumbers(NamedTuple):
     """A sample of a text. text: index of the text. sample: its number for this text. draw: see `Request`."""
 
     text: int
@@ -162,11 +162,11 @@ class NumberedSample(NamedTuple):
     draw: int
 
 
-def number_samples(texts: Sequence[tuple[int, ...]], n: int, first_draw: int) -> Iterator[NumberedSample]:
+def number_samples(texts: Sequence[tuple[int, ...]], n: int, first_draw: int) -> Iterator[SampleNumbers]:
     """Numbers n samples of each text. Draws begin with `first_draw` and continue over equal texts."""
     seen: Counter[tuple[int, ...]] = Counter()
     for i, ids in enumerate(texts):
-        yield from (NumberedSample(i, sample, first_draw + seen[ids] + sample) for sample in range(n))
+        yield from (SampleNumbers(i, sample, first_draw + seen[ids] + sample) for sample in range(n))
         seen[ids] += n
 
 

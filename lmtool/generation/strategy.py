@@ -162,7 +162,10 @@ class Sampler(Strategy):
     def choose_next_tokens(
         self, logits_BV: Tensor, states: Sequence[RequestState], proposed: tuple[int, Tensor] | None = None
     ) -> list[StrategyStep]:
-        """See `Strategy.step`. proposed: a token that a draft sampled for the only row, and its distribution (V,)."""
+        """See `Strategy.choose_next_tokens`.
+
+        proposed: a token that a draft sampled for the only row, and its distribution (V,).
+        """
         filtered_BV = self.filter_logits(logits_BV, [state.hypotheses[0] for state in states])
         numbers = [uniform_random(state.key, state.n_steps) for state in states]
         if proposed is None:
@@ -179,7 +182,7 @@ class Sampler(Strategy):
         return [self.make_step(*each) for each in zip(states, tokens, longer, strict=True)]
 
     def filter_logits(self, logits_BV: Tensor, hypotheses: Sequence[Hypothesis]) -> Tensor:
-        """Applies all filters to the logits of the token after each hypothesis. Raises as `step` does."""
+        """Applies all filters to the logits of the token after each hypothesis. Raises as `choose_next_tokens` does."""
         filtered_BV = self._process_logits(logits_BV, hypotheses)
         empty_B = (filtered_BV.amax(-1) == -torch.inf).tolist()
         if any(empty_B):

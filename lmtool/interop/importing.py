@@ -69,7 +69,7 @@ def import_to_cache(reference: str) -> Path:
     return run
 
 
-def import_model_as_run(reference: str, output: Path | None, report: Progress) -> Path:
+def import_model_as_new_run(reference: str, output: Path | None, report: Progress) -> Path:
     """Makes a run of a published model, in `output`, or in a new one of the runs directory. Asks the Hub for updates.
 
     report: gets the bytes of float32 done and in total.

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from lmtool.data.hub import configure_and_import_hub
+from lmtool.data.hub import set_hf_home_and_import_hub
 from lmtool.errors import CheckpointError
 from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
 from lmtool.interop.families.config import StrictConfigReader
@@ -121,14 +121,18 @@ class HuggingFaceModel(PublishedModel):
         if pooling is not None:
             self.files.append(pooling)
             normalizes = len(read_json(path / MODULES_FILE, list)) == 3
-            self.embedding_objective = {"kind": "embedding", "pool": _read_pooling(pooling), "normalize": normalizes}
+            self.embedding_objective = {
+                "kind": "embedding",
+                "pool": _read_pooling_kind(pooling),
+                "normalize": normalizes,
+            }
             lengths = StrictConfigReader(read_json_if_exists(path / LENGTH_FILE), str(path / LENGTH_FILE))
             length = lengths.read_optional("max_seq_length", int)
             self.max_context = length if length is not None and length > 0 else None
 
-    def _find_pooling_config(self, file_names: Sequence[str]) -> Path | None:
+    def _find_pooling_config(self, local_file_names: Sequence[str]) -> Path | None:
         """Finds the file with the pooling of a sentence-transformers model; None in other models."""
-        if MODULES_FILE not in file_names:
+        if MODULES_FILE not in local_file_names:
             return None
         modules = read_json(self.path / MODULES_FILE, list)
         kinds = [str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else "?" for module in modules]
@@ -137,22 +141,22 @@ class HuggingFaceModel(PublishedModel):
             importable = "those that can be imported have Transformer, Pooling and maybe Normalize"
             raise import_error(f"{what}; {importable}", self.path / MODULES_FILE, _PAGE_FIX)
         folder = str(modules[1].get("path"))
-        if re.fullmatch(r"[0-9]+_Pooling", folder) is None or folder not in file_names:
+        if re.fullmatch(r"[0-9]+_Pooling", folder) is None or folder not in local_file_names:
             raise import_error("its pooling is not there", self.path / MODULES_FILE)
         return self.path / folder / CONFIG_FILE
 
-    def _find_tensor_files(self, file_names: Sequence[str]) -> dict[str, str]:
+    def _find_tensor_files(self, local_file_names: Sequence[str]) -> dict[str, str]:
         """Returns the file of each tensor. Raises CheckpointError when there are no weights, or files are missing."""
         files = [WEIGHTS_FILE]
-        if WEIGHTS_FILE not in file_names and INDEX_FILE in file_names:
+        if WEIGHTS_FILE not in local_file_names and INDEX_FILE in local_file_names:
             shards = read_json(self.path / INDEX_FILE).get("weight_map")
             if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
                 raise import_error("the index names no files", self.path / INDEX_FILE)
             files = sorted({*shards.values()})
-            if missing := [printable(file)[:80] for file in files if file not in file_names]:
+            if missing := [printable(file)[:80] for file in files if file not in local_file_names]:
                 raise import_error(f"the index names {missing[0]}, which is not there", self.path / INDEX_FILE)
-        elif WEIGHTS_FILE not in file_names:
-            if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in file_names):
+        elif WEIGHTS_FILE not in local_file_names:
+            if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in local_file_names):
                 raise _pickle_error(str(self.path))
             raise import_error(f"there is no {WEIGHTS_FILE}", self.path)
         return {name: file for file in files for name in [*self._open_safetensors_cached(file).keys()]}
@@ -185,7 +189,7 @@ class HuggingFaceModel(PublishedModel):
         return read_published_tokenizer(self.path, self.family.model_type)
 
 
-def _read_pooling(file: Path) -> str:
+def _read_pooling_kind(file: Path) -> str:
     """Reads the pooling from a file of sentence-transformers."""
     settings = read_json(file)
     chosen = [name for name, value in settings.items() if name.startswith("pooling_mode") and value is True]
@@ -244,7 +248,7 @@ def download_hub_model(reference: str) -> tuple[Path, str]:
     Returns its directory and commit. Raises CheckpointError when the Hub does not have it, or it cannot be reached and
     the cache does not have it, and when it holds no weights that can be read.
     """
-    huggingface_hub = configure_and_import_hub()
+    huggingface_hub = set_hf_home_and_import_hub()
     from huggingface_hub.errors import RepositoryNotFoundError
 
     name, revision = parse_hub_reference(reference)

@@ -55,7 +55,7 @@ def hub_note_file(reference: str) -> Path:
     return imports_folder() / "hub" / sha256(name.encode())
 
 
-def find_imported_run(hub_reference: str) -> Path | None:
+def find_cached_run(hub_reference: str) -> Path | None:
     """Finds the run in the cache that a Hub reference was imported as before; None when it was not."""
     name = read_cache_line_or_empty(hub_note_file(hub_reference))
     run = imports_folder() / name

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from lmtool.data.survey import Progress, ScannedTrainingText, scan_training_text
 from lmtool.errors import CheckpointError
-from lmtool.interop.references import HUB_PREFIX, find_imported_run, is_published
+from lmtool.interop.references import HUB_PREFIX, find_cached_run, is_published
 from lmtool.printable import printable
 from lmtool.recipe.grammar import get_value_or_default
 from lmtool.recipe.load import ResolvedRecipe, Setting
@@ -35,20 +35,20 @@ def import_if_published(name: str) -> str:
     """
     if not is_published(name):
         return name
-    if name.startswith(HUB_PREFIX) and (known := find_imported_run(name)) is not None:
+    if name.startswith(HUB_PREFIX) and (known := find_cached_run(name)) is not None:
         return str(known)
     from lmtool.interop.importing import import_to_cache
 
     return str(import_to_cache(name))
 
 
-def import_if_published_without_download(name: str) -> str:
+def import_if_published_refusing_downloads(name: str) -> str:
     """Resolves a name that a file holds, as `import_if_published` does, but downloads nothing: only names that a user
     typed may be downloaded.
 
     Raises CheckpointError for a name of the Hub that was not imported before.
     """
-    if name.startswith(HUB_PREFIX) and find_imported_run(name) is None:
+    if name.startswith(HUB_PREFIX) and find_cached_run(name) is None:
         what = "a file names a model of the Hub that is not in the cache; models named by files are not downloaded"
         fix = f"if you trust it, name it yourself, which imports it: lmtool runs show {printable(name)[:120]}"
         raise CheckpointError(what, where=printable(name)[:120], fix=fix, code="run_not_found")

@@ -62,5 +62,5 @@ def add_objective_head(recipe: Recipe, body: LanguageModel) -> LanguageModel:
         case ReplacedTokens() as spec:
             assert isinstance(body, transformer.TransformerEncoder)
             assert isinstance(recipe.model, Transformer)
-            return transformer.ReplacedTokenDetector(body, spec, recipe.model)
+            return transformer.ReplacedTokenDetectorWithGenerator(body, spec, recipe.model)
     return body

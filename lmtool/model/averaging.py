@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
-from lmtool.model.features import FrozenModelFeatures
+from lmtool.model.features import FrozenModelScalarMix
 from lmtool.model.language_model import HiddenOutput, ModelWithoutNextToken, ModulesByDepth
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.words import Averaging
@@ -150,7 +150,7 @@ class AveragingModel(ModelWithoutNextToken):
             FeatureHasher(vocab_size + n_buckets, spec.word_buckets, self._iterate_word_and_pair_hashes),
         )
         self.hashed_features = [kind for kind in hashed if kind.n_buckets]
-        self.features_of_tokens = None if spec.features is None else FrozenModelFeatures(spec.features)
+        self.features_of_tokens = None if spec.features is None else FrozenModelScalarMix(spec.features)
         self.embedding = None if spec.one_hot else nn.Embedding(n_features, spec.d_model)
         widths = (mean_width, *(spec.d_model,) * spec.n_layers)
         self.dense = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
@@ -319,7 +319,7 @@ class AveragingModel(ModelWithoutNextToken):
         # without hashed n-grams the parameter itself
         return self.embedding.weight[: self.vocab_size] if self.spec.n_hashed else self.embedding.weight
 
-    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """Returns the token embeddings; the layers above them are of whole texts."""
         return [self(batch).hidden_BTD], None
 

@@ -31,7 +31,7 @@ class ScalarMix(nn.Module):
         return self.gamma * torch.stack([share * h for share, h in zip(shares_L, layers, strict=True)]).sum(0)
 
 
-class FrozenModelFeatures(nn.Module):
+class FrozenModelScalarMix(nn.Module):
     """Features gamma * sum_j softmax(s)_j h_tj of each token t, from the states h_tj of the layers j of another model.
 
     Only s and gamma are trained. The other model, which `attach_source` sets, is no submodule: its weights are in no
@@ -55,7 +55,7 @@ class FrozenModelFeatures(nn.Module):
         if not self._source:
             raise ValueError("features need the model that computes them")
         with torch.no_grad():
-            layers = self._source[0].layer_outputs(batch)
+            layers = self._source[0].all_hidden_states(batch)
         return cast(Tensor, self.mix(layers))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -65,6 +65,6 @@ class FrozenModelFeatures(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
-def find_frozen_features(model: nn.Module) -> FrozenModelFeatures | None:
+def find_frozen_features(model: nn.Module) -> FrozenModelScalarMix | None:
     """Returns the module of a model that computes features with another model, if it has one."""
-    return next((part for part in model.modules() if isinstance(part, FrozenModelFeatures)), None)
+    return next((part for part in model.modules() if isinstance(part, FrozenModelScalarMix)), None)

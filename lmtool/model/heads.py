@@ -121,7 +121,7 @@ class LanguageModelWithTaskHead(ModelWrapper):
         """Returns the hidden states that the head reads (B, T, D): of both directions if the body is bidirectional."""
         if self.mix is None and self.layer == -1 and not isinstance(self.body, BidirectionalLanguageModel):
             return self.forward(batch)
-        layers, auxiliary_B = self.body.layer_outputs_and_auxiliary(batch)
+        layers, auxiliary_B = self.body.all_hidden_states_and_auxiliary(batch)
         hidden_BTD = layers[self.layer] if self.mix is None else self.mix(layers[self.first_mixed_layer :])
         return HiddenOutput(hidden_BTD, auxiliary_B)
 
@@ -130,7 +130,7 @@ class LanguageModelWithTaskHead(ModelWrapper):
         if layers == "last":
             return
         with torch.no_grad():
-            n_layers = len(self.body.layer_outputs(_probe_batch(self.body)))
+            n_layers = len(self.body.all_hidden_states(_probe_batch(self.body)))
         if not isinstance(layers, int):
             self.first_mixed_layer = int(layers == "mix-hidden")
             self.mix = ScalarMix(n_layers - self.first_mixed_layer)
@@ -241,7 +241,7 @@ class Classifier(LanguageModelWithTaskHead):
         parts = []
         with torch.no_grad():
             for batch in batches:
-                layers = self.body.layer_outputs(batch)[self.first_mixed_layer :]
+                layers = self.body.all_hidden_states(batch)[self.first_mixed_layer :]
                 parts.append(torch.stack([self.pool(hidden_BTD, batch.keep_BT) for hidden_BTD in layers]).cpu())
         return torch.cat(parts, 1)
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
-from lmtool.model.language_model import Interpolation
+from lmtool.model.language_model import ProbabilityInterpolation
 from lmtool.model.ngram import NGramModel
 
 
 @dataclass(frozen=True, eq=False)
-class NGramInterpolation(Interpolation):
+class NGramInterpolation(ProbabilityInterpolation):
     """p = (1 - w) p_model + w p_ngram (Jelinek and Mercer 1980).
 
     ngram: on the CPU; it has at most as many ids as the language model. weight: w, between 0 and 1.

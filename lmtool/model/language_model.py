@@ -48,7 +48,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-class Interpolation(Protocol):
+class ProbabilityInterpolation(Protocol):
     """Predictions of a language model, interpolated with those of another model that reads the same tokens.
 
     `lmtool.model.interpolation` has the one with an n-gram model.
@@ -99,7 +99,7 @@ class LanguageModel(nn.Module, ABC):
     step_threads: int | None = None
     variable_length_tensors: frozenset[str] = frozenset()
     counts_V: Tensor | None
-    interpolation: Interpolation | None = None
+    interpolation: ProbabilityInterpolation | None = None
 
     def __init__(self, vocab_size: int, context: int | None, description: str) -> None:
         super().__init__()
@@ -122,15 +122,15 @@ class LanguageModel(nn.Module, ABC):
         """Returns the context-independent embedding of each token (V, D). Raises UsageError for models without any."""
         raise UsageError("this model has no token embeddings: it counts n-grams", fix="name a run of another family")
 
-    def layer_outputs(self, batch: Batch) -> list[Tensor]:
+    def all_hidden_states(self, batch: Batch) -> list[Tensor]:
         """Returns the embeddings and the output of each layer, each (B, T, D), for `batch.tokens_BT`.
 
         An encoder-decoder uses its encoder. Raises UsageError for models without embeddings.
         """
-        return self.layer_outputs_and_auxiliary(batch)[0]
+        return self.all_hidden_states_and_auxiliary(batch)[0]
 
-    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        """Returns the result of `layer_outputs`, and the auxiliary losses (B,) of the same pass, if any."""
+    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        """Returns the result of `all_hidden_states`, and the auxiliary losses (B,) of the same pass, if any."""
         raise UsageError("this model has no token embeddings: it counts n-grams", fix="name a run of another family")
 
     @abstractmethod
@@ -194,7 +194,7 @@ class CountingModel(LanguageModel):
     n_read: Tensor
 
     @abstractmethod
-    def partial_fit_counts_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
+    def partial_fit_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
         """Counts every target of the batches with its preceding tokens. Predictions change once all are counted.
 
         Args:
@@ -234,8 +234,8 @@ class ModelWrapper(LanguageModel):
     def token_vectors(self) -> Tensor:
         return self.body.token_vectors()
 
-    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        return self.body.layer_outputs_and_auxiliary(batch)
+    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        return self.body.all_hidden_states_and_auxiliary(batch)
 
     def initial_state(self, batch: Batch) -> DecodeState:
         return self.body.initial_state(batch)

@@ -56,18 +56,18 @@ class LoraLinear(JoinedLinear):
         parts = zip(self.widths, self.has_adapter, strict=True)
         return torch.cat([next(rows) if has else joined.new_zeros(width, joined.shape[1]) for width, has in parts])
 
-    def _multiply_parts_by_up(self, down: Tensor, part_dim: int) -> Tensor:
+    def _multiply_parts_by_up(self, down: Tensor, dim: int) -> Tensor:
         """Returns each part's B times its rows of `down`, zeros for parts without an adapter, joined along
-        `part_dim`."""
-        downs, ups = iter(torch.split(down, self.rank, part_dim)), iter(torch.split(self.up_OR, self._adapted_widths))
+        `dim`."""
+        downs, ups = iter(torch.split(down, self.rank, dim)), iter(torch.split(self.up_OR, self._adapted_widths))
         parts = []
         for width, has in zip(self.widths, self.has_adapter, strict=True):
             if not has:
-                shape = (width, down.shape[1]) if part_dim == 0 else (*down.shape[:-1], width)
+                shape = (width, down.shape[1]) if dim == 0 else (*down.shape[:-1], width)
                 parts.append(down.new_zeros(shape))
             else:
-                parts.append(next(ups) @ next(downs) if part_dim == 0 else F.linear(next(downs), next(ups)))
-        return torch.cat(parts, part_dim)
+                parts.append(next(ups) @ next(downs) if dim == 0 else F.linear(next(downs), next(ups)))
+        return torch.cat(parts, dim)
 
 
 def add_adapters_and_freeze_(model: nn.Module, spec: Lora, *, store_quantized: bool = True) -> None:

@@ -103,11 +103,11 @@ class NGramModel(CountingModel):
         """Returns the last C tokens up to each position (B, T, C), within its document; padding is skipped."""
         tokens_BT, documents_BT = batch.tokens_BT, batch.documents_BT
         if batch.keep_BT is None:
-            return HiddenOutput(self._context_windows(tokens_BT, documents_BT))
+            return HiddenOutput(self._windows_ending_at_each_position(tokens_BT, documents_BT))
         # padding is moved after the text, and each position back afterwards
         order_BT = (~batch.keep_BT).long().argsort(dim=1, stable=True)
         documents_BT = None if documents_BT is None else documents_BT.gather(1, order_BT)
-        packed_BTC = self._context_windows(tokens_BT.gather(1, order_BT), documents_BT)
+        packed_BTC = self._windows_ending_at_each_position(tokens_BT.gather(1, order_BT), documents_BT)
         return HiddenOutput(packed_BTC.gather(1, order_BT.argsort(1)[..., None].expand_as(packed_BTC)))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -193,11 +193,11 @@ class NGramModel(CountingModel):
         return DecodeState(0, None, ((context_BC,),))
 
     def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        hidden_BTC = self._context_windows(tokens_BT, None, state.layers[0][0])
+        hidden_BTC = self._windows_ending_at_each_position(tokens_BT, None, state.layers[0][0])
         length = state.length + tokens_BT.shape[1]
         return hidden_BTC, DecodeState(length, state.padding_B, ((hidden_BTC[:, -1].clone(),),))
 
-    def partial_fit_counts_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
+    def partial_fit_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
         # in text order, so that no n-gram is counted before its own prefix
         merged = (self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())
         new, n_new = [], 0
@@ -211,7 +211,9 @@ class NGramModel(CountingModel):
         self.counts_G = torch.from_numpy(counts_G).to(self.counts_G.device)
         self.n_read = self.n_read + n_tokens_in_batches
 
-    def _context_windows(self, tokens_BT: Tensor, documents_BT: Tensor | None, past_BC: Tensor | None = None) -> Tensor:
+    def _windows_ending_at_each_position(
+        self, tokens_BT: Tensor, documents_BT: Tensor | None, past_BC: Tensor | None = None
+    ) -> Tensor:
         """Returns the last C tokens at each position (B, T, C), after those of `past_BC`."""
         C = self.n_context_tokens
         if past_BC is None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from lmtool.batch import Batch, Mask
 from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
-from lmtool.model.features import FrozenModelFeatures
+from lmtool.model.features import FrozenModelScalarMix
 from lmtool.model.language_model import HiddenOutput, LanguageModel, ModulesByDepth, append_to_last_layer
 from lmtool.model.layers.cells import Cell, CellState, TextLayout, build_cell
 from lmtool.model.layers.memory_attention import RecurrentStateAttention, past_mask
@@ -84,7 +84,7 @@ class RecurrentModel(LanguageModel):
         self.head_input_width = 2 * spec.d_model if attends and not spec.tie_embeddings else spec.d_model
         self.head = None if spec.tie_embeddings else nn.Linear(self.head_input_width, vocab_size, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
-        self.features = None if spec.features is None else FrozenModelFeatures(spec.features)
+        self.features = None if spec.features is None else FrozenModelScalarMix(spec.features)
 
     def forward(self, batch: Batch) -> HiddenOutput:
         return HiddenOutput(self._compute_head_inputs(batch, self.initial_state(batch))[0])
@@ -146,7 +146,7 @@ class RecurrentDecoderOnlyModel(RecurrentModel):
         self.attention = None if spec.attention is None else RecurrentStateAttention(spec.attention, spec.d_model)
         self.attends_to_present = spec.attention is not None and spec.attention.present
 
-    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         x_BTD = self.embed_inputs(batch)
         embedded_BTD = x_BTD if self.features is None else self.embed_tokens(batch.tokens_BT)
         return [embedded_BTD, *self.rnn(x_BTD, text_layout(batch))[0]], None
@@ -190,7 +190,7 @@ class BidirectionalLanguageModel(RecurrentModel):
     """Two language models that share embedding and head (Peters et al. 2018, Deep contextualized word representations).
 
     As a language model it is its left-to-right half, so evaluation and generation are those of any other.
-    `forward_right_to_left` gives the other half, and `layer_outputs` the contextual embeddings of both.
+    `forward_right_to_left` gives the other half, and `all_hidden_states` the contextual embeddings of both.
     """
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
@@ -202,7 +202,7 @@ class BidirectionalLanguageModel(RecurrentModel):
         outputs, _ = self.back(self.embed_inputs(batch), text_layout(batch))
         return HiddenOutput(self.combine_for_head(outputs[-1], None))
 
-    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """Returns the embeddings, concatenated with themselves, and both halves' states of each layer (B, T, 2 D)."""
         x_BTD, layout = self.embed_inputs(batch), text_layout(batch)
         embedded_BTD = x_BTD if self.features is None else self.embed_tokens(batch.tokens_BT)

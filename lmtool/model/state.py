@@ -37,7 +37,7 @@ class _KeyValueBuffer:
         enough = n_used == self.n_used and n_used + n_new <= self.k_BNSH.shape[2]
         return writable and enough and self.k_BNSH.dtype == dtype
 
-    def append(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValueCache":
+    def append_to_spare_slots(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValueCache":
         """Writes T positions into the next slots and returns the cache of all used ones."""
         first, self.n_used = self.n_used, self.n_used + k_BNTH.shape[2]
         self.k_BNSH[:, :, first : self.n_used], self.v_BNSH[:, :, first : self.n_used] = k_BNTH, v_BNTH
@@ -71,7 +71,7 @@ class KeyValueCache(KeysAndValues):
         buffer = self._buffer
         if buffer is None or not buffer.can_append(n_used, n_new, dtype):
             buffer = _KeyValueBuffer(self.k_BNSH, self.v_BNSH, dtype, n_new)
-        return buffer.append(k_BNTH, v_BNTH)
+        return buffer.append_to_spare_slots(k_BNTH, v_BNTH)
 
     def truncate(self, length: int) -> "KeyValueCache":
         """Returns the cache of the first `length` positions, in the same buffer."""
@@ -119,12 +119,12 @@ class CacheLineSharing:
     seen_BS: Tensor
     positions_PS: Tensor
 
-    def add_unfilled_positions(self, n_new: int, length: int) -> "CacheLineSharing":
-        """Returns it with slots for `n_new` more positions of each row, which have `length` so far."""
+    def add_unfilled_positions(self, n_new: int, past_length: int) -> "CacheLineSharing":
+        """Returns it with slots for `n_new` more positions of each row, which have `past_length` so far."""
         width, device = self.rows_per_line, self.seen_BS.device
         own_WQ = torch.eye(width, dtype=torch.bool, device=device).repeat_interleave(n_new, 1)
         seen_BS = torch.cat((self.seen_BS, own_WQ.repeat(len(self.seen_BS) // width, 1)), 1)
-        positions_Q = torch.arange(length, length + n_new, device=device).repeat(width)
+        positions_Q = torch.arange(past_length, past_length + n_new, device=device).repeat(width)
         positions_PS = torch.cat((self.positions_PS, positions_Q.expand(len(self.positions_PS), -1)), 1)
         return CacheLineSharing(width, seen_BS, positions_PS)
 
@@ -398,17 +398,17 @@ def _merge_layers(
     return tuple(_layer_like(one[0], (merge(one[0], t) for t in zip(*one, strict=True))) for one in columns)
 
 
-def _pad_and_concatenate(tensors: Sequence[Tensor], dim: int, *, pad_left: bool) -> Tensor:
-    """Concatenates rows after zero-padding them along `dim` to the longest."""
-    longest = max(tensor.shape[dim] for tensor in tensors)
-    later_dims = (0, 0) * (tensors[0].ndim - 1 - dim)
-    missing = [longest - tensor.shape[dim] for tensor in tensors]
+def _pad_and_concatenate(tensors: Sequence[Tensor], pad_dim: int, *, pad_left: bool) -> Tensor:
+    """Concatenates rows after zero-padding them along `pad_dim` to the longest."""
+    longest = max(tensor.shape[pad_dim] for tensor in tensors)
+    later_dims = (0, 0) * (tensors[0].ndim - 1 - pad_dim)
+    missing = [longest - tensor.shape[pad_dim] for tensor in tensors]
     pads = [later_dims + ((n, 0) if pad_left else (0, n)) for n in missing]
     return torch.cat([F.pad(t, pad) if n else t for t, pad, n in zip(tensors, pads, missing, strict=True)])
 
 
-def _join_shared_lines(states: Sequence[DecodeState], length: int) -> CacheLineSharing | None:
-    shared = [(one.shared_lines, length - one.length) for one in states if one.shared_lines is not None]
+def _join_shared_lines(states: Sequence[DecodeState], padded_length: int) -> CacheLineSharing | None:
+    shared = [(one.shared_lines, padded_length - one.length) for one in states if one.shared_lines is not None]
     if not shared:
         return None
     positions = [(one.positions_PS + n).expand(len(one.seen_BS) // one.rows_per_line, -1) for one, n in shared]

@@ -25,7 +25,7 @@ from lmtool.model.language_model import (
 )
 from lmtool.model.layers import blocks
 from lmtool.model.layers.blocks import InputEmbeddings
-from lmtool.model.layers.ngrams import FrequentNgramEmbedding, PrecedingTokensEmbedding, PreviousTokenSmear
+from lmtool.model.layers.ngrams import FrequentNgramEmbedding, GatedPreviousTokenEmbedding, PrecedingTokensEmbedding
 from lmtool.model.layers.positions import max_positions
 from lmtool.model.layers.stack import Stack
 from lmtool.model.state import Caches, DecodeState, LayerState, RowTokens
@@ -48,7 +48,7 @@ class TransformerModel(LanguageModel):
             self.ngrams = FrequentNgramEmbedding(spec.ngram_embedding, spec.embedding_width or spec.d_model, vocab_size)
         self.smear = None
         if spec.smear:
-            self.smear = PreviousTokenSmear(self.inputs.tokens, self.inputs.scale)
+            self.smear = GatedPreviousTokenEmbedding(self.inputs.tokens, self.inputs.scale)
             blocks.init_linears_and_embeddings_(self.smear, spec)
         self.head = blocks.LanguageModelHead(spec, vocab_size, self.inputs.tokens)
 
@@ -64,7 +64,7 @@ class TransformerModel(LanguageModel):
     def token_vectors(self) -> Tensor:
         return self.inputs.tokens.weight
 
-    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
         """Returns the layers of the stack; of two stacks those of the encoder, with the tokens as source."""
         layers: list[Tensor] = []
         output = self._run_stack(self.stacks()[0], batch, layers)
@@ -90,7 +90,7 @@ class TransformerModel(LanguageModel):
         return [module for module in self.children() if isinstance(module, Stack)]
 
     def _run_stack(
-        self, stack: Stack, batch: Batch, layer_outputs: list[Tensor] | None = None, source_caches: Caches = ()
+        self, stack: Stack, batch: Batch, all_hidden_states: list[Tensor] | None = None, source_caches: Caches = ()
     ) -> HiddenOutput:
         """Returns the hidden states (B, T, D) of all tokens at once. For arguments see `Stack.forward`."""
         positions_PT = text_positions(batch)
@@ -99,7 +99,7 @@ class TransformerModel(LanguageModel):
         x_BTD = self.input_embeddings(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, added_BTD)
         mask = replace(stack.mask, prefix_B=batch.prefix_B, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
         mask = replace(mask, extra_mask_BQS=batch.extra_mask_BTT)
-        return stack(x_BTD, positions_PT, mask, source_caches, batch.source_keep_BS, layer_outputs)[0]
+        return stack(x_BTD, positions_PT, mask, source_caches, batch.source_keep_BS, all_hidden_states)[0]
 
     def _run_stack_incrementally(
         self, stack: Stack, tokens_BT: Tensor, state: DecodeState, prefix_B: Tensor | None = None
@@ -143,7 +143,7 @@ class TransformerDecoder(TransformerModel):
         self.stack = Stack(spec, causal=True)
 
     def initial_state(self, batch: Batch) -> DecodeState:
-        layers = self.stack.initial_state(len(batch.tokens_BT))
+        layers = self.stack.initial_state_per_sublayer(len(batch.tokens_BT))
         if self.context_embeddings:
             layers = (*layers, RowTokens(batch.tokens_BT.new_zeros(len(batch.tokens_BT), 0)))
         return DecodeState(0, None, layers)
@@ -247,7 +247,9 @@ class TransformerEncoderDecoder(TransformerModel):
         return HiddenOutput(output.hidden_BTD, sum_auxiliary_losses((source.auxiliary_B, output.auxiliary_B)))
 
     def initial_state(self, batch: Batch) -> DecodeState:
-        layers: tuple[LayerState, ...] = self.decoder.initial_state(len(batch.tokens_BT), self.encode(batch).hidden_BTD)
+        layers: tuple[LayerState, ...] = self.decoder.initial_state_per_sublayer(
+            len(batch.tokens_BT), self.encode(batch).hidden_BTD
+        )
         return DecodeState(0, None, layers, batch.source_keep_BS)
 
     def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
@@ -271,7 +273,7 @@ def text_positions(batch: Batch) -> Tensor:
     return index - torch.where(first_BT, index, 0).cummax(1).values
 
 
-class ReplacedTokenDetector(ModelWithoutLikelihood, ModelWrapper):
+class ReplacedTokenDetectorWithGenerator(ModelWithoutLikelihood, ModelWrapper):
     """ELECTRA (Clark et al. 2020): an encoder that detects the tokens which a small generator has replaced.
 
     It consists of the discriminator, which is the body that is fine-tuned, a score of each of its states, and the
@@ -299,7 +301,7 @@ class ReplacedTokenDetector(ModelWithoutLikelihood, ModelWrapper):
             self.detector(blocks.apply_plain_or_gated_activation(self.dense(hidden_BTD), self.activation))[..., 0],
         )
 
-    def unused_parameters(self) -> list[nn.Parameter]:
+    def unused_head_parameters(self) -> list[nn.Parameter]:
         """Returns the parameters of the discriminator's heads for other objectives."""
         assert isinstance(self.body, TransformerEncoder)
         heads = (self.body.head, self.body.pooler, self.body.next_sentence, self.body.span_boundary)

@@ -37,7 +37,7 @@ class WordVectorModel(ModelWithoutNextToken):
         super().__init__(vocab_size, None, description)
         self.register_buffer("counts_V", torch.zeros(vocab_size, dtype=torch.int64))
 
-    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """Returns the vectors of the tokens, as the only layer; of GloVe w + u."""
         return [self.token_vectors()[batch.tokens_BT]], None
 
@@ -186,7 +186,7 @@ class PpmiModel(WordVectorModel, CountingModel):
     contexts_VD: Tensor
     log_share_V: Tensor
 
-    def partial_fit_counts_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
+    def partial_fit_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
         is_word_V = (self.counts_V > 0).cpu().numpy()
         pairs = PairCounts(self.vocab_size, self.keys_P.cpu().numpy(), self.sums_P.cpu().numpy())
         for batch in batches:

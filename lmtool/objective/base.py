@@ -120,7 +120,7 @@ class VocabularyInfo:
         )
 
     @cached_property
-    def is_word_V(self) -> NDArray[np.bool_]:
+    def is_not_special_V(self) -> NDArray[np.bool_]:
         """Whether each id is text, not a special token."""
         is_word_V = np.ones(self.size, dtype=bool)
         is_word_V[list(self.specials)] = False

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmtool.batch import IGNORE, Batch, pad_rows_right
+from lmtool.batch import IGNORE, Batch, pad_right_with_keep_mask
 from lmtool.model import LanguageModel
 from lmtool.model.recurrent import BidirectionalLanguageModel
 from lmtool.objective.base import Example, Loss, TextCutSettings, VocabularyInfo
@@ -63,7 +63,7 @@ class CausalObjective(TokenObjective):
         targets = [
             np.concatenate((np.full(first - 1, IGNORE), tokens[first:])) for tokens, first in tokens_and_first_scored
         ]
-        return Batch(pad_rows_right(rows, 0)[0], pad_rows_right(targets, IGNORE)[0])
+        return Batch(pad_right_with_keep_mask(rows, 0)[0], pad_right_with_keep_mask(targets, IGNORE)[0])
 
 
 @dataclass(frozen=True)

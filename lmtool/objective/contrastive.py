@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from lmtool.batch import Batch, pad_rows_right
+from lmtool.batch import Batch, pad_right_with_keep_mask
 from lmtool.compute.processes import World
 from lmtool.model import LanguageModel
 from lmtool.model.heads import find_unused_parameters, pool_text_vectors
@@ -203,7 +203,7 @@ class EmbeddingObjective(WholeBatchObjective):
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Right-pads the texts, those of a row one after the other; `Example.segments` numbers them."""
         texts = [text for one in examples for text in split_texts(one.tokens, cast(NDArray[np.int64], one.segments))]
-        tokens_BT, keep_BT = pad_rows_right(texts, self.vocabulary.pad)
+        tokens_BT, keep_BT = pad_right_with_keep_mask(texts, self.vocabulary.pad)
         labels = [example.label for example in examples if example.label is not None]
         values_BC = torch.from_numpy(np.stack(labels)).float() if labels else None
         texts_NK = torch.arange(len(texts)).view(len(examples), -1)

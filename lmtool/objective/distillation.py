@@ -76,7 +76,7 @@ class DistillationObjective(Objective):
         output = model.run_head(batch)
         with torch.no_grad():
             teacher = self.teacher.run_head(batch)
-        target_loss, scores_BC = objective.loss_from_output(model, output, batch), output.scores
+        target_loss, scores_BC = objective.training_loss_from_output(model, output, batch), output.scores
         match objective.spec.task:
             case "class":
                 total = sum_distillation_divergence(teacher.scores, scores_BC, self.spec.temperature)

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lmtool.arrays import Floats
-from lmtool.batch import IGNORE, Batch, pad_rows_right
+from lmtool.batch import IGNORE, Batch, pad_right_with_keep_mask
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier, HeadOutput, LanguageModelWithTaskHead, Tagger
 from lmtool.objective.base import Example, Loss, Objective, VocabularyInfo
@@ -58,7 +58,7 @@ class ClassificationObjective(HeadObjective):
         fields: dict[str, Tensor] = {}
         if self.spec.lm_weight:
             next_tokens = [np.append(example.tokens[1:], IGNORE) for example in examples]
-            fields["targets_BT"], _ = pad_rows_right(next_tokens, IGNORE)
+            fields["targets_BT"], _ = pad_right_with_keep_mask(next_tokens, IGNORE)
         labels = [example.label for example in examples if example.label is not None]
         if labels and self.spec.task == "class":
             fields["labels_B"] = torch.from_numpy(np.stack(labels))[:, 0].long()
@@ -68,9 +68,9 @@ class ClassificationObjective(HeadObjective):
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         assert isinstance(model, Classifier)
-        return self.loss_from_output(model, model.run_head(batch), batch)
+        return self.training_loss_from_output(model, model.run_head(batch), batch)
 
-    def loss_from_output(self, model: Classifier, output: HeadOutput, batch: Batch) -> Loss:
+    def training_loss_from_output(self, model: Classifier, output: HeadOutput, batch: Batch) -> Loss:
         """Returns the training loss of what `model.run_head` returned for the batch."""
         loss = self.head_loss(model, output.scores, batch, is_training=True)
         if batch.targets_BT is not None:
@@ -173,8 +173,8 @@ class TaggingObjective(HeadObjective):
         starts = [example.word_starts for example in examples if example.word_starts is not None]
         tags = [example.label.astype(np.int64) for example in examples if example.label is not None]
         # no batch is narrower than a word
-        places_BW = pad_rows_right([*starts, np.array([-1])], -1)[0][: len(starts)]
-        tags_BW = pad_rows_right([*tags, np.array([IGNORE])], IGNORE)[0][: len(tags)] if tags else None
+        places_BW = pad_right_with_keep_mask([*starts, np.array([-1])], -1)[0][: len(starts)]
+        tags_BW = pad_right_with_keep_mask([*tags, np.array([IGNORE])], IGNORE)[0][: len(tags)] if tags else None
         return _collate_rows(examples, self.vocabulary, places_BW=places_BW, tags_BW=tags_BW)
 
     def count_targets(self, batch: Batch) -> int:
@@ -211,8 +211,11 @@ class AnswerSpanObjective(HeadObjective):
 
 def _collate_rows(examples: Sequence[Example], vocabulary: VocabularyInfo, **batch_fields: Tensor | None) -> Batch:
     """Right-pads rows to a batch that also has `batch_fields`."""
-    tokens_BT, keep_BT = pad_rows_right([example.tokens for example in examples], vocabulary.pad)
+    tokens_BT, keep_BT = pad_right_with_keep_mask([example.tokens for example in examples], vocabulary.pad)
     segments = [example.segments for example in examples if example.segments is not None]
     return Batch(
-        tokens_BT, keep_BT=keep_BT, segments_BT=pad_rows_right(segments, 0)[0] if segments else None, **batch_fields
+        tokens_BT,
+        keep_BT=keep_BT,
+        segments_BT=pad_right_with_keep_mask(segments, 0)[0] if segments else None,
+        **batch_fields,
     )

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lmtool.arrays import Ints
-from lmtool.batch import IGNORE, Batch, pad_rows_right, widest_float_dtype
+from lmtool.batch import IGNORE, Batch, pad_right_with_keep_mask, widest_float_dtype
 from lmtool.model import HiddenOutput, LanguageModel
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective.base import Example, Loss, Objective, TextCutSettings, VocabularyInfo, rng_from_tokens
@@ -95,7 +95,7 @@ class MaskedObjective(Objective):
         """Collates uncorrupted rows; targets are all scored tokens except special ones. See `score_text`."""
         rows = []
         for tokens, first in tokens_and_first_scored:
-            is_scored = (np.arange(len(tokens)) >= first) & self.vocabulary.is_word_V[tokens]
+            is_scored = (np.arange(len(tokens)) >= first) & self.vocabulary.is_not_special_V[tokens]
             rows.append(_CorruptedRow(tokens, np.where(is_scored, tokens, IGNORE)))
         return self._add_special_tokens_and_collate(rows)
 
@@ -203,7 +203,7 @@ class MaskedObjective(Objective):
         for part in (masked, changed, kept):
             targets_N[part] = tokens_N[part]
         tokens_N[masked] = self.vocabulary.mask
-        others = np.flatnonzero(self.vocabulary.is_word_V)
+        others = np.flatnonzero(self.vocabulary.is_not_special_V)
         tokens_N[changed] = others[rng.integers(0, len(others), len(changed))]
         return _CorruptedRow(tokens_N, targets_N, None if second_N is None else len(first_N))
 
@@ -212,7 +212,7 @@ class MaskedObjective(Objective):
 
         second_start: index of the first token of the second text, at which a word ends.
         """
-        positions = np.flatnonzero(self.vocabulary.is_word_V[tokens_N])
+        positions = np.flatnonzero(self.vocabulary.is_not_special_V[tokens_N])
         if not self.spec.whole_words:
             return positions
         assert self.vocabulary.word_continuations_2V is not None
@@ -237,9 +237,9 @@ class MaskedObjective(Objective):
             streams.append(np.concatenate((row, np.full(len(order), self.vocabulary.mask))))
             targets.append(np.concatenate((np.full(len(row), IGNORE), row[order])))
             positions.append(np.concatenate((np.arange(len(row)), order)))
-        tokens_BT, keep_BT = pad_rows_right(streams, self.vocabulary.pad)
-        batch = Batch(tokens_BT, pad_rows_right(targets, IGNORE)[0], keep_BT)
-        return replace(batch, extra_mask_BTT=extra_mask_BTT, positions_BT=pad_rows_right(positions, 0)[0])
+        tokens_BT, keep_BT = pad_right_with_keep_mask(streams, self.vocabulary.pad)
+        batch = Batch(tokens_BT, pad_right_with_keep_mask(targets, IGNORE)[0], keep_BT)
+        return replace(batch, extra_mask_BTT=extra_mask_BTT, positions_BT=pad_right_with_keep_mask(positions, 0)[0])
 
     def _add_special_tokens_and_collate(self, rows: Sequence[_CorruptedRow]) -> Batch:
         """Right-pads rows [CLS] text [SEP], or [CLS] text [SEP] text [SEP]."""
@@ -252,9 +252,9 @@ class MaskedObjective(Objective):
             segments.append((np.arange(len(tokens[-1])) > ends[0] + 1).astype(np.int64))
         if self.spec.permutation and any(row.order is not None for row in rows):
             return self._collate_two_stream_rows(tokens, [row.order + 1 for row in rows if row.order is not None])
-        tokens_BT, keep_BT = pad_rows_right(tokens, self.vocabulary.pad)
-        segments_BT = pad_rows_right(segments, 0)[0] if any(row.second is not None for row in rows) else None
-        return Batch(tokens_BT, pad_rows_right(targets, IGNORE)[0], keep_BT, segments_BT=segments_BT)
+        tokens_BT, keep_BT = pad_right_with_keep_mask(tokens, self.vocabulary.pad)
+        segments_BT = pad_right_with_keep_mask(segments, 0)[0] if any(row.second is not None for row in rows) else None
+        return Batch(tokens_BT, pad_right_with_keep_mask(targets, IGNORE)[0], keep_BT, segments_BT=segments_BT)
 
 
 def _positions_of_words(words: Words, indices: Ints) -> Ints:

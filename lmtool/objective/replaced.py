@@ -17,7 +17,7 @@ from lmtool.arrays import Ints
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import sum_auxiliary_losses
-from lmtool.model.transformer import ReplacedTokenDetector
+from lmtool.model.transformer import ReplacedTokenDetectorWithGenerator
 from lmtool.objective.base import Example, Loss, Objective, TextCutSettings, VocabularyInfo
 from lmtool.objective.cross_entropy import add_auxiliary_loss, cross_entropy_from_hidden
 from lmtool.objective.masked import MaskedObjective
@@ -71,7 +71,7 @@ class ReplacedTokensObjective(Objective):
         return _add_draws_for_masks(self._masking.collate_validation(tokens_and_first_scored), rngs)
 
     def unused_parameters(self, model: LanguageModel) -> list[Parameter]:
-        return model.unused_parameters() if isinstance(model, ReplacedTokenDetector) else []
+        return model.unused_head_parameters() if isinstance(model, ReplacedTokenDetectorWithGenerator) else []
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         loss, _ = self._compute_loss_and_filled_tokens(model, batch, is_training=True)
@@ -95,7 +95,7 @@ class ReplacedTokensObjective(Objective):
         Returns the loss of both, with auxiliary losses in training and else with metrics, and the tokens (B, T) that
         the discriminator has read.
         """
-        if not isinstance(model, ReplacedTokenDetector):
+        if not isinstance(model, ReplacedTokenDetectorWithGenerator):
             raise ValueError("only a generator and its discriminator have replaced tokens")
         if batch.targets_BT is None or batch.draws_BT is None:
             raise ValueError("a batch without masks has no loss")

@@ -118,7 +118,7 @@ class SkipGramObjective(Objective):
     def _word_counts_V(self) -> IntArray:
         assert self.vocabulary.counts is not None
         counts_V = self.vocabulary.counts.copy()
-        counts_V[: self.vocabulary.size][~self.vocabulary.is_word_V] = 0
+        counts_V[: self.vocabulary.size][~self.vocabulary.is_not_special_V] = 0
         return counts_V
 
     @cached_property
@@ -138,7 +138,7 @@ class SkipGramObjective(Objective):
 
     def _words_and_documents(self, tokens: IntArray) -> tuple[IntArray, IntArray]:
         """Returns the words among tokens, and the document index of each."""
-        is_word = self.vocabulary.is_word_V[tokens]
+        is_word = self.vocabulary.is_not_special_V[tokens]
         return tokens[is_word], np.cumsum(tokens == self.vocabulary.bos)[is_word]
 
     def _draw_pairs(self, words_L: IntArray, document_L: IntArray, rng: np.random.Generator) -> CentreContextNoise:
@@ -159,7 +159,7 @@ class SkipGramObjective(Objective):
         return CentreContextNoise(words_L[:, None], neighbours_LN, noise_LK)
 
     def _exclude_neighbours_from_draws(
-        self, drawn_LK: NDArray[np.float64], neighbours_LN: IntArray
+        self, uniform_draws_LK: NDArray[np.float64], neighbours_LN: IntArray
     ) -> NDArray[np.float64]:
         """Maps uniform draws to the noise distribution without the intervals of each row's neighbours.
 
@@ -172,11 +172,11 @@ class SkipGramObjective(Objective):
         start_LN = np.concatenate(([0.0], self._cumulative_noise_V[:-1]))[word_LN]
         mass_LN = np.where(is_first_LN, self._cumulative_noise_V[word_LN] - start_LN, 0.0)
         left_L1 = self._cumulative_noise_V[-1] - mass_LN.sum(1, keepdims=True)
-        place_LK = drawn_LK * left_L1 / self._cumulative_noise_V[-1]
+        place_LK = uniform_draws_LK * left_L1 / self._cumulative_noise_V[-1]
         for start_L, mass_L in zip(start_LN.T, mass_LN.T, strict=True):
             place_LK += np.where(place_LK >= start_L[:, None], mass_L[:, None], 0.0)
         place_LK = np.minimum(place_LK, np.nextafter(self._cumulative_noise_V[-1], 0))
-        return np.where(left_L1 > 1e-9 * self._cumulative_noise_V[-1], place_LK, drawn_LK)
+        return np.where(left_L1 > 1e-9 * self._cumulative_noise_V[-1], place_LK, uniform_draws_LK)
 
     def _collate_pairs(self, parts: Sequence[CentreContextNoise]) -> Batch:
         centres_B1, neighbours_BN, noise_BK = (

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lmtool.arrays import Ints
-from lmtool.batch import IGNORE, Batch, pad_rows_right
+from lmtool.batch import IGNORE, Batch, pad_right_with_keep_mask
 from lmtool.objective.base import Example, TextCutSettings, VocabularyInfo, rng_from_tokens
 from lmtool.objective.scheduled import TokenObjective, draw_scheduled_sampling_numbers
 from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
@@ -36,11 +36,11 @@ def collate_pairs(pairs: Sequence[SourceTargetPair], shares_row: bool, pad_id: i
         before = source if shares_row else source[:0]
         rows.append(np.concatenate((before, start_ids, np.where(target == IGNORE, pad_id, target)[:-1])))
         targets.append(np.concatenate((np.full(len(before) + len(start_ids) - 1, IGNORE), target)))
-    tokens_BT, keep_BT = pad_rows_right(rows, pad_id)
-    batch = Batch(tokens_BT, pad_rows_right(targets, IGNORE)[0], keep_BT)
+    tokens_BT, keep_BT = pad_right_with_keep_mask(rows, pad_id)
+    batch = Batch(tokens_BT, pad_right_with_keep_mask(targets, IGNORE)[0], keep_BT)
     if shares_row:
         return replace(batch, prefix_B=torch.tensor([len(pair.source) for pair in pairs]))
-    source_BS, source_keep_BS = pad_rows_right([pair.source for pair in pairs], pad_id)
+    source_BS, source_keep_BS = pad_right_with_keep_mask([pair.source for pair in pairs], pad_id)
     return replace(batch, source_BS=source_BS, source_keep_BS=source_keep_BS)
 
 
@@ -191,8 +191,8 @@ class Seq2SeqObjective(TokenObjective):
                 if example.has_loss is not None:
                     kept = np.where(example.has_loss, source, IGNORE)
                 targets.append(np.concatenate((kept, target))[1:])
-            tokens_BT, keep_BT = pad_rows_right(rows, self.vocabulary.pad)
-            batch = Batch(tokens_BT, pad_rows_right(targets, IGNORE)[0], keep_BT)
+            tokens_BT, keep_BT = pad_right_with_keep_mask(rows, self.vocabulary.pad)
+            batch = Batch(tokens_BT, pad_right_with_keep_mask(targets, IGNORE)[0], keep_BT)
         else:
             batch = collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
         spec, length = self.spec.scheduled_sampling, batch.tokens_BT.shape[1]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import CPU
-from lmtool.data.corpus import DocumentChunk
+from lmtool.data.corpus import MultiDocumentChunk
 from lmtool.data.order import sample_numbers_for_rank
 from lmtool.data.prepare import encode_chunks_in_parallel
 from lmtool.data.store import StoreWriter
@@ -97,7 +97,7 @@ def _temporary_windows(
     with tempfile.TemporaryDirectory() as folder:
         with StoreWriter(Path(folder) / "store", fingerprint="typed", vocab_size=tokenizer.vocab_size) as writer:
             for chunk in encode_chunks_in_parallel(
-                iter([DocumentChunk(list(map(replace_surrogates, texts)))]), tokenizer
+                iter([MultiDocumentChunk(list(map(replace_surrogates, texts)))]), tokenizer
             ):
                 writer.append(chunk)
             store = writer.finish()

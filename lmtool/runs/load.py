@@ -25,7 +25,7 @@ from lmtool.model.interpolation import NGramInterpolation
 from lmtool.model.language_model import CountingModel, ModelWithoutLikelihood
 from lmtool.model.ngram import NGramModel
 from lmtool.model.packed import pack_weights_
-from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
+from lmtool.model.transformer import ReplacedTokenDetectorWithGenerator, TransformerEncoder
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.model import InitialEmbeddingsModelSpec
 from lmtool.recipe.spec.objective import (
@@ -377,7 +377,7 @@ def _load_base_weights_and_explain_head(lm: LanguageModel, base: Reference, obje
         # the recipe decides, because a body that only counts words has no weights
         body = select_and_strip_prefix(tensors, "body.")
         head = {name: t.shape for name, t in get_meta_tensors(tensors).items() if not name.startswith("body.")}
-    if isinstance(lm, ReplacedTokenDetector):
+    if isinstance(lm, ReplacedTokenDetectorWithGenerator):
         if isinstance(base.recipe.objective, ReplacedTokens):
             _copy_weights(lm, tensors, checkpoint)
             return None

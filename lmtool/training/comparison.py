@@ -99,7 +99,7 @@ def fit_ngram_model(windows: Windows, vocab_size: int) -> NGramModel:
     """Returns the n-gram model of a text."""
     model = NGramModel(NGram(kind="ngram", order=ORDER, context=NGRAM_WINDOW), vocab_size)
     n = windows.n_tokens
-    model.partial_fit_counts_(
+    model.partial_fit_(
         (
             windows.read_span(a, min(n, a + COUNTED_SPAN_TOKENS), model.n_context_tokens)
             for a in range(0, n, COUNTED_SPAN_TOKENS)

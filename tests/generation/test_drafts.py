@@ -67,7 +67,7 @@ def drafts_for(model):
     counted = build(NGram(kind="ngram", order=3), 17)
     assert isinstance(counted, NGramModel)
     text_BT = torch.randint(17, (1, 300))
-    counted.partial_fit_counts_([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
+    counted.partial_fit_([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
     lstm = build(Recurrent.model_validate({"kind": "recurrent", "n_layers": 1, "d_model": 8, "context": 9}), 17)
     small = transformer(seed=9, n_layers=1, d_model=8, context=10)
     return {

@@ -10,7 +10,7 @@ from lmtool.compute.kernels import build
 from lmtool.generation import fast_steps as module
 from lmtool.generation.generate import generate
 from lmtool.generation.model_runner import ModelRunner
-from lmtool.generation.native_step import NativeLayers
+from lmtool.generation.native_step import NativeLayerMatrices
 from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, fixed
 from lmtool.model.packed import pack_weights_
@@ -85,9 +85,9 @@ def test_the_states_in_every_precision(family: str, precision: str) -> None:
 
 def test_other_parts_and_weights_that_may_change_are_computed_as_before() -> None:
     for family in sorted(OTHERS):
-        assert NativeLayers.from_model_if_supported(packed(family)) is None, family
+        assert NativeLayerMatrices.from_model_if_supported(packed(family)) is None, family
     for family in ("gpt2", "lstm"):
-        assert NativeLayers.from_model_if_supported(tiny.model(dtype=torch.float32, **FAMILIES[family])) is None
+        assert NativeLayerMatrices.from_model_if_supported(tiny.model(dtype=torch.float32, **FAMILIES[family])) is None
 
 
 STRATEGIES = [SamplingParams("greedy", max_new_tokens=40), SamplingParams(max_new_tokens=40, top_k=5)]
@@ -110,7 +110,7 @@ def test_a_text_by_kernels_is_that_of_the_model(monkeypatch: pytest.MonkeyPatch,
         return sorted((event.request, event.id) for event in texts)
 
     found = [written(1), written(2)]
-    monkeypatch.setattr(module.NativeLayers, "from_model_if_supported", lambda model: None)
+    monkeypatch.setattr(module.NativeLayerMatrices, "from_model_if_supported", lambda model: None)
     assert found == [written(1), written(2)]
 
 
@@ -133,7 +133,7 @@ def test_without_kernels_the_model_steps(monkeypatch: pytest.MonkeyPatch, caplog
             patch.setenv(name, value)
             patch.delenv("CC", raising=False)
             assert build.load_kernels() is None
-            assert NativeLayers.from_model_if_supported(packed("gpt2")) is None
+            assert NativeLayerMatrices.from_model_if_supported(packed("gpt2")) is None
             assert told in caplog.text
     build.load_kernels.cache_clear()
 

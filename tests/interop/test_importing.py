@@ -21,7 +21,7 @@ from lmtool.errors import CheckpointError, ResourceError, UsageError
 from lmtool.evaluation.embedding import embed
 from lmtool.generation.generate import TextGenerator
 from lmtool.interop.export.exporting import export
-from lmtool.interop.importing import import_model_as_run, import_to_cache
+from lmtool.interop.importing import import_model_as_new_run, import_to_cache
 from lmtool.interop.references import is_published
 from lmtool.interop.resolve import import_if_published, resolve_reference
 from lmtool.runs.directory import Run
@@ -105,7 +105,7 @@ def test_a_model_that_was_imported_is_used_from_a_read_only_cache(
 
 def test_a_run_of_its_own_says_where_it_came_from(tmp_path: Path) -> None:
     peer_in(tmp_path / "model", "t5")
-    run = Run.open(import_model_as_run(str(tmp_path / "model"), tmp_path / "mine", lambda *_: None))
+    run = Run.open(import_model_as_new_run(str(tmp_path / "model"), tmp_path / "mine", lambda *_: None))
     assert run.state == "imported"
     assert run.info.origin is not None
     assert run.info.origin.model_type == "t5"
@@ -294,7 +294,7 @@ def test_a_name_of_the_hub_is_not_asked_for_twice(tmp_path: Path, monkeypatch: p
     assert (origin.reference, origin.revision) == ("hf:some/model", "c0ffee")
     assert import_to_cache("hf:some/model@v2") == first
     assert len(asked) == 2
-    import_model_as_run("hf:some/model", tmp_path / "own", lambda *_: None)
+    import_model_as_new_run("hf:some/model", tmp_path / "own", lambda *_: None)
     assert import_if_published("hf:some/model") == str(first)
     assert len(asked) == 4
 

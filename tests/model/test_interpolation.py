@@ -26,7 +26,7 @@ def counted(order: int = 4, vocab_size: int = tiny.VOCAB) -> NGramModel:
     """The n-gram model of a text in which few contexts of three tokens occur twice."""
     ngram = build(NGram(kind="ngram", order=order), vocab_size)
     text_BT = tiny.tokens(2, 150, vocab_size=vocab_size)
-    ngram.partial_fit_counts_([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
+    ngram.partial_fit_([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
     return ngram.eval()
 
 

@@ -134,9 +134,9 @@ def test_auxiliary_losses_of_all_layers_add_up(with_teams: Callable[..., Languag
     auxiliary_B = model(batch).auxiliary_B
     torch.testing.assert_close(auxiliary_B, 3 * 0.1 * n_read)
     if shape in ("decoder", "encoder"):
-        layers, auxiliary_B = model.layer_outputs_and_auxiliary(batch)
+        layers, auxiliary_B = model.all_hidden_states_and_auxiliary(batch)
         torch.testing.assert_close(auxiliary_B, 3 * 0.1 * n_read)
-        assert all(torch.equal(*pair) for pair in zip(layers, model.layer_outputs(batch), strict=True))
+        assert all(torch.equal(*pair) for pair in zip(layers, model.all_hidden_states(batch), strict=True))
     if shape == "decoder":
         hidden, _ = read(model, tiny.tokens(2, T), [4])
         torch.testing.assert_close(hidden, full(model, tiny.tokens(2, T)), **EXACT)
@@ -151,7 +151,7 @@ def test_mixers_may_be_made_of_mixers(with_teams: Callable[..., LanguageModel]) 
         if name.endswith("weight") and parameter.ndim > 1:
             wanted = 0.02 * (4**-0.5 if ".out." in name else 1.0)
             assert float(parameter.detach().std()) == pytest.approx(wanted, rel=0.1)
-    assert len(decoder.initial_state(2)) == 4
+    assert len(decoder.initial_state_per_sublayer(2)) == 4
 
     model = with_teams()
     batch = Batch(tiny.tokens(2, T))

@@ -154,4 +154,4 @@ def test_what_stands_before_a_document_does_not_count() -> None:
 
 def test_a_batch_without_targets_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to count"):
-        counted([[BOS, 2]], 2).partial_fit_counts_([Batch(tiny.tokens(1, 3))], 3)
+        counted([[BOS, 2]], 2).partial_fit_([Batch(tiny.tokens(1, 3))], 3)

@@ -218,7 +218,10 @@ def test_a_decoder_equals_the_loop(cell: str, nonlinearity: str, tied: bool) -> 
     of = spec(cell=cell, nonlinearity=nonlinearity, tie_embeddings=tied, head_bias=tied, n_layers=3)
     model = built(of)
     weights, tokens_BT = Weights(model, of), tokens(2, 9)
-    logits, layers = model.logits(model(Batch(tokens_BT)).hidden_BTD).detach(), model.layer_outputs(Batch(tokens_BT))
+    logits, layers = (
+        model.logits(model(Batch(tokens_BT)).hidden_BTD).detach(),
+        model.all_hidden_states(Batch(tokens_BT)),
+    )
     for row in range(2):
         xs = weights.embed(tokens_BT[row])
         every, _ = reference.run_layers(weights.layers("rnn.cells"), xs)

@@ -37,9 +37,9 @@ def test_it_is_two_models_one_of_which_reads_the_reversed_text(cell: str, nonlin
     torch.testing.assert_close(
         model.forward_right_to_left(batch).hidden_BTD, back(reversed_batch).hidden_BTD.flip(1), **EXACT
     )
-    layers = model.layer_outputs(batch)
+    layers = model.all_hidden_states(batch)
     assert len(layers) == 3
-    pairs = zip(layers, forth.layer_outputs(batch), back.layer_outputs(reversed_batch), strict=True)
+    pairs = zip(layers, forth.all_hidden_states(batch), back.all_hidden_states(reversed_batch), strict=True)
     for joined, one, other in pairs:
         torch.testing.assert_close(joined, torch.cat((one, other.flip(1)), -1), **EXACT)
 
@@ -49,7 +49,7 @@ def test_a_residual_layer_adds_what_it_reads() -> None:
     of = spec(shape="bidirectional", residual=True)
     model = built(of)
     weights, batch = Weights(model, of), Batch(tokens(1, 8))
-    first_TD, second_TD = (layer[0].detach().numpy() for layer in model.layer_outputs(batch)[1:])
+    first_TD, second_TD = (layer[0].detach().numpy() for layer in model.all_hidden_states(batch)[1:])
     forth, _ = weights.layer("forth.cells.1").run(list(first_TD[:, :6]))
     back, _ = weights.layer("back.cells.1").run(list(first_TD[::-1, 6:]))
     np.testing.assert_allclose(second_TD - first_TD, np.concatenate((forth, back[::-1]), 1), **EXACT)
@@ -65,7 +65,7 @@ def test_padding_and_neighbours_in_a_row_change_no_layer() -> None:
         alone = Batch(tokens_BT[:, places])
         together = model.forward_right_to_left(batch).hidden_BTD[:, places]
         torch.testing.assert_close(together, model.forward_right_to_left(alone).hidden_BTD, **EXACT)
-        for joined, own in zip(model.layer_outputs(batch), model.layer_outputs(alone), strict=True):
+        for joined, own in zip(model.all_hidden_states(batch), model.all_hidden_states(alone), strict=True):
             torch.testing.assert_close(joined[:, places], own, **EXACT)
 
 

@@ -9,7 +9,7 @@ import torch
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import RecipeError
 from lmtool.model import build
-from lmtool.model.transformer import ReplacedTokenDetector
+from lmtool.model.transformer import ReplacedTokenDetectorWithGenerator
 from lmtool.objective import Example, VocabularyInfo
 from lmtool.objective.replaced import DETECTION_ACCURACY, REPLACED_RECALL, ReplacedTokensObjective
 from lmtool.recipe.load import load
@@ -40,7 +40,7 @@ def detector(encoder: dict[str, Any] = tiny.BERT, **changes: Any) -> Any:
     spec = tiny.spec(**encoder)
     torch.manual_seed(0)
     body = build(spec, V)
-    made = ReplacedTokenDetector(body, objective(**changes).spec, spec).double().eval()
+    made = ReplacedTokenDetectorWithGenerator(body, objective(**changes).spec, spec).double().eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in made.parameters():

@@ -75,7 +75,7 @@ def test_vectors_are_factors_of_positive_pmi():
     assert model.words_VD.shape == (V, 6)
     wide = PpmiModel(Ppmi(kind="ppmi", d_model=30, window=2), V)
     wide.counts_V[SPECIALS:] = 1
-    wide.partial_fit_counts_([Windows(MemoryStore(TEXT), TextCutSettings("stream", 1, 1), 1).read_span(0, 21, 2)], 21)
+    wide.partial_fit_([Windows(MemoryStore(TEXT), TextCutSettings("stream", 1, 1), 1).read_span(0, 21, 2)], 21)
     np.testing.assert_allclose((wide.words_VD @ wide.contexts_VD.T).numpy(), expected, atol=1e-5)
 
 

@@ -41,7 +41,7 @@ def counted(
     built = build(NGram(kind="ngram", order=order, **keys), vocab_size)
     assert isinstance(built, NGramModel)
     batches = as_batches(documents, list(cuts), built.n_context_tokens)
-    built.partial_fit_counts_(batches, sum(map(len, documents)))
+    built.partial_fit_(batches, sum(map(len, documents)))
     return built.eval()
 
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable
 
-from lmtool.data.corpus import DocumentChunk
+from lmtool.data.corpus import MultiDocumentChunk
 
 HOSTILE = {
     "empty": "",
@@ -44,7 +44,7 @@ def prose(n_words: int, seed: int = 0) -> str:
     return "\n".join([*lines, " ".join(line)])
 
 
-def documents(chunks: Iterable[DocumentChunk]) -> list[str]:
+def documents(chunks: Iterable[MultiDocumentChunk]) -> list[str]:
     """The documents of chunks, whose beginnings and ends have to fit together."""
     found: list[str] = []
     is_open = False

@@ -291,7 +291,7 @@ def model(seed: int = 0, dtype: torch.dtype = torch.float64, vocab_size: int = V
         ngrams.select_ngrams_(tokens(400, seed=seed, vocab_size=vocab_size))
     if isinstance(built, NGramModel):
         text = tokens(1, 400, seed=seed, vocab_size=vocab_size)
-        built.partial_fit_counts_([Batch(text[:, :-1], text[:, 1:])], 400)
+        built.partial_fit_([Batch(text[:, :-1], text[:, 1:])], 400)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in built.parameters():

@@ -31,7 +31,7 @@ def counted(rows, window, *, parts=1):
     windows = Windows(MemoryStore(rows), TextCutSettings("stream", 1, 1), 1)
     edges = np.linspace(0, windows.n_tokens, parts + 1).astype(int).tolist()
     for start, stop in pairwise(edges):
-        model.partial_fit_counts_([windows.read_span(start, stop, window)], stop - start)
+        model.partial_fit_([windows.read_span(start, stop, window)], stop - start)
     return model
 
 

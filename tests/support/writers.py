@@ -41,7 +41,7 @@ def model_of(family, dtype):
     model = build(FAMILIES[family], VOCAB_SIZE)
     if isinstance(model, NGramModel):
         text_BT = torch.randint(VOCAB_SIZE, (1, 300))
-        model.partial_fit_counts_([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
+        model.partial_fit_([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.6)

@@ -21,7 +21,7 @@ from lmtool.compute.device import configure_compute
 from lmtool.compute.processes import World
 from lmtool.data import blocks, streaming
 from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BackgroundBlockTokenizer
-from lmtool.data.corpus import DocumentChunk
+from lmtool.data.corpus import MultiDocumentChunk
 from lmtool.data.streaming import BlockStart
 from lmtool.errors import CheckpointError, DataError, ResourceError
 from lmtool.interop.resolve import resolve_reference
@@ -250,7 +250,7 @@ def test_a_later_block_that_has_changed_is_refused(work: Work, folder: Path, mon
     monkeypatch.setattr(
         blocks,
         "encode_chunks_in_parallel",
-        lambda chunks, tokenizer: tokens(iter([*chunks][1:] or [DocumentChunk(["a cat"])]), tokenizer),
+        lambda chunks, tokenizer: tokens(iter([*chunks][1:] or [MultiDocumentChunk(["a cat"])]), tokenizer),
     )
     with pytest.raises(CheckpointError, match=r"block 2 of its text has changed"):
         work.resume()

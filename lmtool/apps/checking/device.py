@@ -75,7 +75,7 @@ def _synchronized_time() -> float:
 def _list_fast_path_pairs(device: torch.device) -> dict[str, Callable[[], FastAndPlainComputation]]:
     """Returns for each fast path of a device a function that makes its two computations, by name."""
     ways: dict[str, Callable[[], FastAndPlainComputation]] = {
-        f"matrices in {name}": partial(_pair_packed_model, device, name)
+        f"matrices in {name}": partial(_pair_packed_weights, device, name)
         for name in ("bfloat16", "float16", "int8", "int4")
     }
     if device.type == "cpu" and ops.has_kernels():
@@ -106,7 +106,7 @@ def _random_tokens(device: torch.device, n: int) -> Tensor:
     return torch.randint(VOCAB, (1, n), generator=torch.Generator().manual_seed(1)).to(device)
 
 
-def _pair_packed_model(device: torch.device, precision: str) -> FastAndPlainComputation:
+def _pair_packed_weights(device: torch.device, precision: str) -> FastAndPlainComputation:
     plain, batch = _build_model(device), Batch(_random_tokens(device, 64))
     fast = copy.deepcopy(plain)
     pack_weights_(fast, precision, device)

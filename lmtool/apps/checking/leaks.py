@@ -7,7 +7,7 @@ from itertools import chain, islice
 import numpy as np
 
 from lmtool.apps.checking.check import is_data_on_disk
-from lmtool.data.corpus import DocumentChunk
+from lmtool.data.corpus import MultiDocumentChunk
 from lmtool.data.files import quote
 from lmtool.data.notices import Notice
 from lmtool.data.prepare import open_and_split_texts
@@ -59,7 +59,7 @@ def find_rows_in_training_data(
                 left -= len(row[1])
             row_W = np.repeat(np.arange(len(rows)), [len(WORD.findall(text.lower())) for _, text in rows])
             shared = find_words_in_shared_ngrams(
-                islice(chunks, max_training_chunks), [DocumentChunk([text for _, text in rows])]
+                islice(chunks, max_training_chunks), [MultiDocumentChunk([text for _, text in rows])]
             )
             words_R, shared_R = (np.bincount(row_W, by, len(rows)) for by in (None, shared.is_shared_W))
             leaked = [rows[i] for i in np.flatnonzero((shared_R >= MIN_SHARED_FRACTION * words_R) & (words_R > 0))]
@@ -74,7 +74,7 @@ def find_rows_in_training_data(
                 yield Notice("rows in the training text", len(leaked), text)
 
 
-def _open_existing_training_text(run: Run) -> tuple[str, Iterator[DocumentChunk]] | None:
+def _open_existing_training_text(run: Run) -> tuple[str, Iterator[MultiDocumentChunk]] | None:
     """Returns name and content of the training data of a run without held-out rows; None if they are gone."""
     recipe = Reference(run).read_unverified_or_checkpoint_recipe()[0]
     data = recipe.data
@@ -92,5 +92,5 @@ def _open_existing_training_text(run: Run) -> tuple[str, Iterator[DocumentChunk]
         return (" ".join(item.texts) for _, item in rows if item.row not in left_out)
 
     texts = chain.from_iterable(map(rows_of, tables))
-    chunks = map(DocumentChunk, iter(lambda: list(islice(texts, ROWS_PER_CHUNK)), []))
+    chunks = map(MultiDocumentChunk, iter(lambda: list(islice(texts, ROWS_PER_CHUNK)), []))
     return ", ".join(one.table.path.name for one in tables), chunks

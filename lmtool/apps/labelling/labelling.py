@@ -161,7 +161,7 @@ class ActiveLearningSession:
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Writes the table, to fail early if that is impossible, and starts learning. Raises ResourceError."""
-        self.table.write(self.answers())
+        self.table.write_labelled_csv(self.answers())
         self._changed.set()
         self._thread.start()
 
@@ -174,7 +174,7 @@ class ActiveLearningSession:
         """Waits until learning has stopped, and writes the table. Raises ResourceError."""
         self.stop_accepting()
         self._thread.join()
-        self.table.write(self.answers())
+        self.table.write_labelled_csv(self.answers())
 
     def _is_unanswered(self, i: int) -> bool:
         return self._past[i] == [None]

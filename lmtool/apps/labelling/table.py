@@ -69,7 +69,7 @@ class TableToLabel:
         texts = columns.texts or (str(columns.messages),)
         return cls(table, texts, known or name, multi_label, rows, labels, output)
 
-    def write(self, answers: Mapping[int, Labels]) -> None:
+    def write_labelled_csv(self, answers: Mapping[int, Labels]) -> None:
         """Writes all columns and labels atomically; the label of other rows is empty. Raises ResourceError."""
         names, header = self.table.names, self.table.file.column_names
         at = names.index(self.label) if self.label in names else len(names)

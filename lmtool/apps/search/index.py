@@ -38,7 +38,7 @@ from lmtool.data.files import quote
 from lmtool.data.survey import Progress
 from lmtool.errors import CheckpointError, DataError, LmtoolError, UsageError
 from lmtool.evaluation.embedding import Vectors, embed, embed_to_unit_vectors, normalize
-from lmtool.interop.resolve import import_if_published_without_download, resolve_reference
+from lmtool.interop.resolve import import_if_published_refusing_downloads, resolve_reference
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Classification
 from lmtool.runs.load import LoadedModel, load_packed_for_inference
@@ -185,7 +185,7 @@ def open_index(
     """
     compute, index = configure_compute(device, "float32"), Index(Path(path))
     try:
-        run_path = resolve_reference(run) if run else import_if_published_without_download(index.run)
+        run_path = resolve_reference(run) if run else import_if_published_refusing_downloads(index.run)
         index.set_model(load_packed_for_inference(run_path, compute))
     except LmtoolError as error:
         if run is None and error.code == "run_not_found":

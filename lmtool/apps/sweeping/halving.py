@@ -66,10 +66,10 @@ def estimate_seconds_of_rungs(
 
 
 def plan_rungs(
-    n_runs: int, n_parallel: int, seconds_left: float, cost: RunSeconds, done_share: float = 0.0
+    max_runs: int, n_parallel: int, seconds_left: float, cost: RunSeconds, done_share: float = 0.0
 ) -> list[Rung]:
     """Returns rungs of as many runs, and then as few halvings, as the time allows; none if one run takes too long."""
-    plans = (make_rungs(n, n_parallel, times) for n in range(n_runs, 0, -1) for times in range(count_halvings(n) + 1))
+    plans = (make_rungs(n, n_parallel, times) for n in range(max_runs, 0, -1) for times in range(count_halvings(n) + 1))
     planned_seconds = PLANNED_TIME_SHARE * seconds_left
     fitting = (
         rungs for rungs in plans if estimate_seconds_of_rungs(rungs, n_parallel, cost, done_share) <= planned_seconds

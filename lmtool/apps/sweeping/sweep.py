@@ -209,7 +209,7 @@ class Sweep:
             durable.replace_file(paths[1], (rows[0].runs[0].run.path / RECIPE).read_bytes())
         return paths
 
-    def check_and_create_folder(self) -> None:
+    def create_or_reuse_folder(self) -> None:
         """Makes the folder. Raises UsageError if others have files or runs of these names there, and ResourceError."""
         for name, history in self._open_histories(self.points).items():
             session = history.run.info.sessions[0]

@@ -146,7 +146,9 @@ def _check_subject(names: list[str], settings: "list[Setting]", tokenizer: str |
                 return checking.check_token_stores(Path(names[0]))
             case "table":
                 return checking.check_labelled_tables(*open_finetuning_tables(settings), *_load_tokenizer(tokenizer))
-        return checking.check_text(data, recipe.seed, *_load_tokenizer(tokenizer), display.report)
+        return checking.check_training_and_validation_text(
+            data, recipe.seed, *_load_tokenizer(tokenizer), display.report
+        )
 
 
 def _load_recipe(settings: "list[Setting]") -> "Recipe":

@@ -27,10 +27,10 @@ def import_model(
     lmtool import hf:openai-community/gpt2
     lmtool import model.gguf -o runs/model
     """
-    from lmtool.interop.importing import import_model_as_run
+    from lmtool.interop.importing import import_model_as_new_run
 
     with Display(shown=True, quiet=quiet) as display:
-        run = import_model_as_run(model, output, display.report)
+        run = import_model_as_new_run(model, output, display.report)
     print_text(run)
 
 

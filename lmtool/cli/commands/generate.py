@@ -236,10 +236,10 @@ def _print_probabilities(generator: "TextGenerator", completion: "Completion") -
 
 
 def _print_replay(path: str, as_json: bool) -> None:
-    from lmtool.generation.replay import read_records, replay
+    from lmtool.generation.replay import read_generation_records, replay
 
     all_same = True
-    for replayed in replay(read_records(path)):
+    for replayed in replay(read_generation_records(path)):
         all_same &= replayed.is_same
         if as_json:
             answer = {

@@ -114,7 +114,7 @@ def sweep(
 
     commands = {name: inputs.build_command(choice) for name, choice in choices.items()}
     this = Sweep(folder, choices, commands, slots, stop.requested, print_run_end)
-    this.check_and_create_folder()
+    this.create_or_reuse_folder()
     if not quiet:
         about = (
             f"sweep {folder}: {format_count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"

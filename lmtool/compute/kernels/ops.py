@@ -334,17 +334,17 @@ class _TorchCrossEntropySum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, target_mass: float, uniform_mass: float
+        ctx: Any, logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, target_mass: float, mass_per_class: float
     ) -> Tensor:
         log_p_RV = logits_RV.log_softmax(-1, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
         targets_R1 = targets_R[:, None]
         loss_R = -target_mass * log_p_RV.gather(-1, targets_R1)[:, 0]
-        if uniform_mass:
-            loss_R = loss_R - uniform_mass * log_p_RV.sum(-1)
+        if mass_per_class:
+            loss_R = loss_R - mass_per_class * log_p_RV.sum(-1)
         if ctx.needs_input_grad[0]:
             grad_RV = log_p_RV.exp_()
-            if uniform_mass:
-                grad_RV -= uniform_mass
+            if mass_per_class:
+                grad_RV -= mass_per_class
             grad_RV.scatter_add_(-1, targets_R1, grad_RV.new_full(targets_R1.shape, -target_mass))
             grad_RV *= weights_R[:, None]
             # float16 would underflow before the gradient scale, applied later, can prevent it
@@ -388,7 +388,7 @@ def _rotate_head_for_check(rotate: Callable[..., Tensor], x: Tensor, *more: floa
     return rotate(x[None, None], torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), *more)
 
 
-def _dropout_by_formula(x: Tensor) -> Tensor:
+def _reproduce_kernel_dropout(x: Tensor) -> Tensor:
     """Drops what the kernel drops, by the same hash in whole numbers of torch."""
     seed, bits = int(_SEED), 2**32 - 1
     hashed = torch.arange(x.numel()) * 0x9E3779B9 + seed & bits
@@ -407,7 +407,7 @@ KERNEL_CHECKS = {
         lambda x: _rotate_head_for_check(_rotary, x, 1.0), lambda x: _rotate_head_for_check(rotary, x)
     ),
     "dropout": KernelCheck(
-        lambda x: _dropout_backward(x.detach(), _SEED, _P), lambda x: _dropout_by_formula(x.detach())
+        lambda x: _dropout_backward(x.detach(), _SEED, _P), lambda x: _reproduce_kernel_dropout(x.detach())
     ),
     "cross_entropy": KernelCheck(
         lambda x: _cross_entropy(x, torch.arange(len(x)), torch.ones(len(x)), *_MASSES, True)[0],

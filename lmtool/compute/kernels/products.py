@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from lmtool.compute.device import DTYPES, cpu_capabilities, has_fast_bfloat16
 from lmtool.compute.kernels.matrices import (
     INT4_GROUP_SIZE,
+    CKernelMatrix,
     Int4GroupedWeight,
     Int8Weight,
     MatrixProduct,
-    NativeMatrix,
     quantize_int4,
     quantize_int8,
 )
@@ -39,7 +39,7 @@ def build_product(weight: Tensor, precision: str, device: torch.device) -> Matri
     """Builds the product by a weight (O, I) that is fastest on a device. precision: see `pack_weights_`."""
     if precision in ("int8", "int4"):
         precision = precision if weight.shape[1] % INT4_GROUP_SIZE == 0 else "int8"
-        if (matrix := NativeMatrix.create_if_supported(weight, precision)) is not None:
+        if (matrix := CKernelMatrix.create_if_supported(weight, precision)) is not None:
             return matrix
         is_avx = device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
         return _OneDnnInt8Product(weight) if precision == "int8" and is_avx else DequantizingProduct(weight, precision)
@@ -56,7 +56,7 @@ def build_head_product(weight: Tensor, model_precision: str, device: torch.devic
         return build_product(weight, "float32" if model_precision == "float32" else "int8", device)
     by_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
     if device.type == "cpu" and by_fbgemm and hasattr(torch.ops.quantized, "linear_prepack_fp16"):
-        return _Float16Product(weight)
+        return _Float16WeightProduct(weight)
     return build_product(weight, "float32", device)
 
 
@@ -100,7 +100,7 @@ class _OneDnnProduct(MatrixProduct):
         return cast(Tensor, self.packed.to_dense())
 
 
-class _Float16Product(MatrixProduct):
+class _Float16WeightProduct(MatrixProduct):
     """A float16 weight with float32 inputs, accumulation and outputs."""
 
     def __init__(self, weight: Tensor) -> None:

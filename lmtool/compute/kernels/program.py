@@ -71,7 +71,7 @@ class _Operation(Structure):
     _fields_ = (*c_fields(c_int32, "kind src dst"), ("step", _AnyStep))
 
 
-class StepProgram:
+class DecodeStepProgram:
     """A list of steps on vectors of float32 in a scratch memory."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from lmtool.interop.families.layouts import (
     DUPLICATED,
     SAME,
     WITH_ZERO_ROW,
-    Layout,
+    ParameterLayout,
     ParameterMapping,
     make_fused_parameter_layout,
     make_rescaled_layout,
@@ -41,7 +41,7 @@ BODY_OBJECTIVE = Embedding(kind="embedding")
 """The objective of a body without a head."""
 
 
-class _ModuleMapping(NamedTuple):
+class _ModuleNameMapping(NamedTuple):
     """A module of lmtool, the same module in the first two layers, and the published modules that it is made of."""
 
     name: str
@@ -49,7 +49,7 @@ class _ModuleMapping(NamedTuple):
     published_names: list[str]
 
 
-LayoutFactory = Callable[[Transformer, Layout], Layout]
+LayoutFactory = Callable[[Transformer, ParameterLayout], ParameterLayout]
 """Makes the layout of a tensor, given the one that it has in families without a row for it."""
 
 
@@ -293,7 +293,7 @@ class Family:
             key, _, why = str(first["ctx"]["error"]).splitlines()[0].partition(" ")
             raise InexpressibleRecipe({f"model.{key}": f"{why}, as it must in {self.model_type}"}) from error
 
-    def _iterate_module_mappings(self, model: Transformer, head: PublishedHead) -> Iterator[_ModuleMapping]:
+    def _iterate_module_mappings(self, model: Transformer, head: PublishedHead) -> Iterator[_ModuleNameMapping]:
         """Iterates over modules, those of layers once for each layer."""
         variants = {"untied": not model.tie_embeddings, "plain": "glu" not in model.activation}
         rows = {module: [f"{self.prefix}{name}" for name in names.split()] for module, names in self.modules.items()}
@@ -305,18 +305,20 @@ class Family:
                 modules[module] = names
         if "inputs.segments" in modules and not model.n_segments:
             modules["inputs.tokens"] += modules.pop("inputs.segments")
-        yield from (_ModuleMapping(module, module, names) for module, names in modules.items() if "{}" not in module)
+        yield from (
+            _ModuleNameMapping(module, module, names) for module, names in modules.items() if "{}" not in module
+        )
         for stack in ("stack", "encoder", "decoder"):
             layer = [(m.split(".", 3)[2:], names) for m, names in modules.items() if m.startswith(f"{stack}.{{}}.")]
             n_sublayers = 1 + max((int(sublayer) for (sublayer, _), _ in layer), default=0)
             for n, ((sublayer, name), names) in product(range(model.n_layers), layer):
                 # the second layer stands for all after it
                 module, first = (f"{stack}.sublayers.{n_sublayers * i + int(sublayer)}.{name}" for i in (n, min(n, 1)))
-                yield _ModuleMapping(module, first, [one.format(n) for one in names])
+                yield _ModuleNameMapping(module, first, [one.format(n) for one in names])
 
     def _choose_layout(
         self, model: Transformer, objective: AnyObjective, parameter_name: str, n_published_tensors: int
-    ) -> Layout:
+    ) -> ParameterLayout:
         """Chooses how a parameter of lmtool is made of published tensors."""
         layout = SAME
         if n_published_tensors > 1 and parameter_name == "inputs.tokens.weight":

@@ -12,7 +12,7 @@ Factors = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParameterLayout:
     """How one parameter of lmtool is made of published tensors.
 
     join: makes the parameter of the published tensors. Raises ValueError for shapes that do not fit, as far as the
@@ -34,14 +34,14 @@ class Layout:
 
 def _make_one_to_one_layout(
     from_published: Callable[[Tensor], Tensor], to_published: Callable[[Tensor], Tensor]
-) -> Layout:
+) -> ParameterLayout:
     """Makes a layout of one published tensor, which is another view or another scale of the parameter."""
 
     def join(published: Sequence[Tensor]) -> Tensor:
         (tensor,) = published
         return from_published(tensor)
 
-    return Layout(join, lambda parameter: [to_published(parameter)])
+    return ParameterLayout(join, lambda parameter: [to_published(parameter)])
 
 
 def _transpose(matrix: Tensor) -> Tensor:
@@ -59,19 +59,19 @@ def _first_if_second_is_zero(published: Sequence[Tensor]) -> Tensor:
 
 
 SAME = _make_one_to_one_layout(lambda tensor: tensor, lambda tensor: tensor)
-TRANSPOSED = Layout(
+TRANSPOSED = ParameterLayout(
     _make_one_to_one_layout(_transpose, _transpose).join, lambda matrix: [matrix.T], lambda up, down: [(up, down)]
 )
 """A published matrix is (in, out) (GPT-2's Conv1D); parameters are (out, in)."""
 AS_ROW = _make_one_to_one_layout(lambda matrix: matrix.squeeze(0), lambda vector: vector[None])
 """A published vector is a matrix of one row (the output bias of BART and Marian)."""
-DUPLICATED = Layout(lambda published: published[0], lambda parameter: [parameter, parameter])
+DUPLICATED = ParameterLayout(lambda published: published[0], lambda parameter: [parameter, parameter])
 """A file has the tensor twice, and the model reads the first one (the output biases of BERT, untied)."""
-WITH_ZERO_ROW = Layout(_first_if_second_is_zero, lambda table: [table, table.new_zeros(1, *table.shape[1:])])
+WITH_ZERO_ROW = ParameterLayout(_first_if_second_is_zero, lambda table: [table, table.new_zeros(1, *table.shape[1:])])
 """A table of one row of zeros follows the tensor (segments, of a recipe without any)."""
 
 
-def make_rescaled_layout(export_scale: float, export_shift: float = 0.0) -> Layout:
+def make_rescaled_layout(export_scale: float, export_shift: float = 0.0) -> ParameterLayout:
     """Makes a layout where the published tensor is the parameter times `export_scale`, plus `export_shift`.
 
     `join` and `split` are inverse up to rounding.
@@ -81,7 +81,9 @@ def make_rescaled_layout(export_scale: float, export_shift: float = 0.0) -> Layo
     )
 
 
-def make_fused_parameter_layout(published_widths: Sequence[int], layouts: Sequence[Layout] = ()) -> Layout:
+def make_fused_parameter_layout(
+    published_widths: Sequence[int], layouts: Sequence[ParameterLayout] = ()
+) -> ParameterLayout:
     """Makes a layout that concatenates published tensors of these widths in the first dimension of the parameter.
 
     layouts: that of each published tensor; by default all are unchanged.
@@ -98,10 +100,12 @@ def make_fused_parameter_layout(published_widths: Sequence[int], layouts: Sequen
         parts = zip(layouts, torch.split(parameter, list(published_widths)), strict=True)
         return [tensor for layout, part in parts for tensor in layout.split(part)]
 
-    return Layout(join, split)
+    return ParameterLayout(join, split)
 
 
-def _make_axis_swap_layout(axis_sizes: Sequence[int], first_axis: int, dim: int = 0, layout: Layout = SAME) -> Layout:
+def _make_axis_swap_layout(
+    axis_sizes: Sequence[int], first_axis: int, dim: int = 0, layout: ParameterLayout = SAME
+) -> ParameterLayout:
     """Makes a layout that splits a dimension of the published tensor into three axes and swaps two neighbours.
 
     axis_sizes: of the three axes, -1 for one that follows from the others. first_axis: the first of the two that are
@@ -123,14 +127,14 @@ def _make_axis_swap_layout(axis_sizes: Sequence[int], first_axis: int, dim: int 
     def split_factors(up: Tensor, down: Tensor) -> list[Factors]:
         return layout.split_into_published_factors(*((up, swap(down, swapped)) if dim else (swap(up, swapped), down)))
 
-    return Layout(
+    return ParameterLayout(
         lambda published: swap(layout.join(published), axis_sizes),
         lambda parameter: layout.split(swap(parameter, swapped)),
         split_factors,
     )
 
 
-def make_head_interleaved_layout(n_heads: int) -> Layout:
+def make_head_interleaved_qkv_layout(n_heads: int) -> ParameterLayout:
     """Makes the layout of GPT-NeoX and BLOOM: query, key and value of each head stand together.
 
     The parameter has all queries first.
@@ -138,7 +142,7 @@ def make_head_interleaved_layout(n_heads: int) -> Layout:
     return _make_axis_swap_layout((n_heads, 3, -1), 0)
 
 
-def make_rotary_pairs_layout(n_heads: int) -> Layout:
+def make_rotary_pairs_layout(n_heads: int) -> ParameterLayout:
     """Makes the layout of llama.cpp's Llama: components that rotate together are neighbours.
 
     In the parameter they are in the two halves of a head.
@@ -146,7 +150,7 @@ def make_rotary_pairs_layout(n_heads: int) -> Layout:
     return _make_axis_swap_layout((n_heads, -1, 2), 1)
 
 
-def make_even_entries_first_layout(dim: int, layout: Layout) -> Layout:
+def make_even_entries_first_layout(dim: int, layout: ParameterLayout) -> ParameterLayout:
     """Makes `layout` with the even entries of a dimension of the parameter before the odd ones."""
     return _make_axis_swap_layout((1, 2, -1), 1, dim, layout)
 
@@ -157,4 +161,4 @@ class ParameterMapping:
 
     name: str
     published_names: tuple[str, ...]
-    layout: Layout = SAME
+    layout: ParameterLayout = SAME

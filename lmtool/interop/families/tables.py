@@ -44,14 +44,14 @@ RULES: Mapping[str, Callable[..., rules.KeyRule]] = {
 def _make_interleave_halves_layout_factory(dim: int) -> LayoutFactory:
     """Makes layouts with the even entries of a dimension of hidden states first, where lmtool's sinusoids alternate."""
 
-    def rearrange(model: Transformer, layout: layouts.Layout) -> layouts.Layout:
+    def rearrange(model: Transformer, layout: layouts.ParameterLayout) -> layouts.ParameterLayout:
         is_alternating = isinstance(model.position, SinusoidalPosition) and model.position.layout == "alternating"
         return layouts.make_even_entries_first_layout(dim, layout) if is_alternating else layout
 
     return rearrange
 
 
-def _make_rotary_qkv_layout(model: Transformer, layout: layouts.Layout) -> layouts.Layout:
+def _make_rotary_qkv_layout(model: Transformer, layout: layouts.ParameterLayout) -> layouts.ParameterLayout:
     pairs = (
         layouts.make_rotary_pairs_layout(model.n_heads),
         layouts.make_rotary_pairs_layout(model.n_kv_heads or model.n_heads),
@@ -61,7 +61,7 @@ def _make_rotary_qkv_layout(model: Transformer, layout: layouts.Layout) -> layou
 
 LAYOUTS: Mapping[str, LayoutFactory] = {
     "transposed": lambda model, layout: layouts.TRANSPOSED,
-    "by head": lambda model, layout: layouts.make_head_interleaved_layout(model.n_heads),
+    "by head": lambda model, layout: layouts.make_head_interleaved_qkv_layout(model.n_heads),
     "row": lambda model, layout: layouts.AS_ROW,
     "plus one": lambda model, layout: layouts.make_rescaled_layout(1.0, 1.0),
     "rotary pairs": _make_rotary_qkv_layout,

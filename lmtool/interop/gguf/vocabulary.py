@@ -283,13 +283,13 @@ def convert_tokenizer_to_gguf_keys(
                 tokens[n] = tokens[n].replace(SENTENCEPIECE_SPACE, " ")
     values: dict[str, Any] = {"tokens": tokens, "token_type": token_types}
     if model["byte_fallback"]:
-        values |= _convert_sentencepiece_to_gguf_keys(document, tokens, token_types, architecture)
+        values |= _make_sentencepiece_scores_and_flags(document, tokens, token_types, architecture)
     else:
         values |= {"model": "gpt2", "pre": _find_pre_tokenizer_preset(document).names[0], "add_space_prefix": False}
         values["merges"] = [" ".join(merge) for merge in model["merges"]]
         if not values["merges"] or any(merge.count(" ") != 1 for merge in values["merges"]):
             raise inexpressible_error("model.merges", "empty, or of tokens with spaces")
-    special = _find_special_ids(tokenizer_config, tokens)
+    special = _find_special_ids_by_role(tokenizer_config, tokens)
     other_ends = [n for n in eos_token_ids if n != special.get("eos")]
     if len(other_ends) >= len(_END_ROLES) or not all(type(n) is int and 0 <= n < vocab_size for n in other_ends):
         raise inexpressible_error("eos_token_id", f"{list(eos_token_ids)}")
@@ -343,7 +343,7 @@ def _drop_trim_offsets(tokenizer_part: Any) -> Any:
     )
 
 
-def _convert_sentencepiece_to_gguf_keys(
+def _make_sentencepiece_scores_and_flags(
     document: TokenizerJson, tokens: Sequence[str], token_types: Sequence[int], architecture: str
 ) -> dict[str, Any]:
     """Returns the scores of tokens, and other values of a GGUF file. Raises UsageError for inexpressible merges."""
@@ -377,7 +377,7 @@ def _group_left_parts_by_merge_result(merges: Sequence[Sequence[str]]) -> list[t
     return list(parts.items())
 
 
-def _find_special_ids(tokenizer_config: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, int]:
+def _find_special_ids_by_role(tokenizer_config: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, int]:
     """Finds the ids of special tokens by their roles."""
     ids, special = {token: n for n, token in enumerate(tokens)}, {}
     for key, role in _ROLES.items():

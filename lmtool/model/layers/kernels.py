@@ -228,7 +228,7 @@ class WindowKernel:
         first = self._global_kernel.attention_weights(q_BNTH[:, :, : self._n_global], k_BKSH, score)
         return torch.cat((first, rows_BNTS[:, :, self._n_global :]), 2)
 
-    def _split_dilation(self, t_BNTH: Tensor) -> Tensor:
+    def _pad_and_unflatten_by_dilation(self, t_BNTH: Tensor) -> Tensor:
         """Splits positions into steps and offsets (B, N, steps, dilation, H), zero-padded to whole blocks."""
         B, N, T, H = t_BNTH.shape
         steps = self._n_blocks * self._n_queries
@@ -237,12 +237,14 @@ class WindowKernel:
     def _query_blocks(self, q_BNTH: Tensor) -> Tensor:
         """Returns the queries of each block (B C, N, Q, H)."""
         B, N, _, H = q_BNTH.shape
-        blocks = self._split_dilation(q_BNTH).view(B, N, self._n_blocks, self._n_queries, self._dilation, H)
+        blocks = self._pad_and_unflatten_by_dilation(q_BNTH).view(
+            B, N, self._n_blocks, self._n_queries, self._dilation, H
+        )
         return blocks.permute(0, 4, 2, 1, 3, 5).flatten(0, 2)
 
     def _key_blocks(self, t_BKSH: Tensor) -> Tensor:
         """Returns the keys of each block and those within its window (B C, K, W, H)."""
-        padded = F.pad(self._split_dilation(t_BKSH), (0, 0, 0, 0, self._before, self._after))
+        padded = F.pad(self._pad_and_unflatten_by_dilation(t_BKSH), (0, 0, 0, 0, self._before, self._after))
         blocks = padded.unfold(2, self._before + self._n_queries + self._after, self._n_queries)
         return blocks.permute(0, 3, 2, 1, 5, 4).flatten(0, 2)
 

@@ -41,7 +41,7 @@ class PrecedingTokensEmbedding(nn.Module, ABC):
         return x_BTD.gather(1, order_BT.argsort(1)[..., None].expand_as(x_BTD))
 
 
-class PreviousTokenSmear(PrecedingTokensEmbedding):
+class GatedPreviousTokenEmbedding(PrecedingTokensEmbedding):
     """s sigmoid(w . x_t) x_(t-1), x being the embeddings of tokens (modded-nanogpt; nanochat, there of their first
     numbers only)."""
 

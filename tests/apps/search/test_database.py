@@ -75,7 +75,7 @@ def test_an_index_opens_no_connection(path, loaded, monkeypatch):
     with refuses("run_not_found") as error:
         open_index(path)
     assert "--run RUN" in error.value.fix
-    monkeypatch.setattr(resolve, "find_imported_run", lambda name: loaded.run_path if name == "hf:some/model" else None)
+    monkeypatch.setattr(resolve, "find_cached_run", lambda name: loaded.run_path if name == "hf:some/model" else None)
     assert open_index(path, device="cpu").loaded.run_path == loaded.run_path, "it was imported before"
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.interop.export.adapters import export_peft_adapters
 from lmtool.interop.export.exporting import export
-from lmtool.interop.importing import import_model_as_run
+from lmtool.interop.importing import import_model_as_new_run
 from lmtool.runs.load import load_run
 from tests.interop.runs import SMALL, TEXTS, made, recipe_of, tokenizer_of
 from tests.support.cases import nightly_but
@@ -208,7 +208,7 @@ def test_an_imported_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     model, before, objective, _ = CASES["llama"]
     first = made(tmp_path / "first", recipe_of(model, before, **DOCUMENTS), tokenizer_of())
     export(str(first), tmp_path / "original")
-    base = import_model_as_run(str(tmp_path / "original"), tmp_path / "imported", lambda stage, done, total: None)
+    base = import_model_as_new_run(str(tmp_path / "original"), tmp_path / "imported", lambda stage, done, total: None)
     imported = load_run(str(base))
     recipe = imported.recipe.model_copy(
         update={"tuning": recipe_of(model, objective, tuning={"lora": {"targets": ALL}}).tuning}

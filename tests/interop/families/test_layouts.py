@@ -11,17 +11,17 @@ from lmtool.interop.families.layouts import (
     SAME,
     TRANSPOSED,
     WITH_ZERO_ROW,
-    Layout,
+    ParameterLayout,
     make_even_entries_first_layout,
     make_fused_parameter_layout,
-    make_head_interleaved_layout,
+    make_head_interleaved_qkv_layout,
     make_rescaled_layout,
     make_rotary_pairs_layout,
 )
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[Layout, list[Tensor]]:
+def layouts(draw: st.DrawFn) -> tuple[ParameterLayout, list[Tensor]]:
     """A layout, and tensors of theirs that fit it."""
     rest = draw(st.lists(st.integers(1, 3), max_size=2))
     n = draw(st.integers(1, 4))
@@ -35,7 +35,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, list[Tensor]]:
         case "transposed":
             return TRANSPOSED, [torch.randn(n, draw(st.integers(1, 4)))]
         case "by head":
-            return make_head_interleaved_layout(n), [torch.randn(3 * n * draw(st.integers(1, 3)), *rest)]
+            return make_head_interleaved_qkv_layout(n), [torch.randn(3 * n * draw(st.integers(1, 3)), *rest)]
         case "pairs":
             return make_rotary_pairs_layout(n), [torch.randn(2 * n * draw(st.integers(1, 3)), *rest)]
         case "halves":
@@ -49,7 +49,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, list[Tensor]]:
 
 
 @given(layouts())
-def test_layouts_are_inverse(case: tuple[Layout, list[Tensor]]) -> None:
+def test_layouts_are_inverse(case: tuple[ParameterLayout, list[Tensor]]) -> None:
     layout, theirs = case
     joined = layout.join(theirs)
     back = layout.split(joined)
@@ -62,7 +62,7 @@ def test_layouts_are_inverse(case: tuple[Layout, list[Tensor]]) -> None:
 def test_by_head_takes_all_queries_first() -> None:
     # heads of width 2: q0 q0 k0 k0 v0 v0 q1 q1 k1 k1 v1 v1
     theirs = torch.tensor([0, 1, 10, 11, 20, 21, 2, 3, 12, 13, 22, 23])
-    assert make_head_interleaved_layout(2).join([theirs]).tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
+    assert make_head_interleaved_qkv_layout(2).join([theirs]).tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_by_head_takes_all_queries_first() -> None:
         (make_fused_parameter_layout((2, 3)), [torch.zeros(2), torch.tensor(1.0)]),
         (TRANSPOSED, [torch.zeros(2)]),
         (TRANSPOSED, [torch.zeros(2, 2, 2)]),
-        (make_head_interleaved_layout(4), [torch.zeros(8)]),
-        (make_head_interleaved_layout(4), [torch.tensor(1.0)]),
+        (make_head_interleaved_qkv_layout(4), [torch.zeros(8)]),
+        (make_head_interleaved_qkv_layout(4), [torch.tensor(1.0)]),
     ],
 )
-def test_wrong_shapes(layout: Layout, theirs: list[Tensor]) -> None:
+def test_wrong_shapes(layout: ParameterLayout, theirs: list[Tensor]) -> None:
     with pytest.raises(ValueError, match=r"instead of|not divisible"):
         layout.join(theirs)
 

@@ -21,7 +21,7 @@ from lmtool.interop.families.rules import InexpressibleRecipe
 from lmtool.interop.gguf import writing
 from lmtool.interop.gguf.vocabulary import convert_tokenizer_to_gguf_keys
 from lmtool.interop.gguf.writing import ROPE_DIVISORS_TENSOR, write_gguf
-from lmtool.interop.importing import import_model_as_run, read_recipe_sections
+from lmtool.interop.importing import import_model_as_new_run, read_recipe_sections
 from lmtool.interop.published_models import GgufModel
 from lmtool.model import build
 from lmtool.recipe.spec.objective import Causal
@@ -520,7 +520,7 @@ def test_gemma_orders_merges_by_token_and_spells_spaces_as_others_do(tmp_path):
 
 def refused(path, error=CheckpointError):
     with pytest.raises(error) as caught:
-        import_model_as_run(str(path), path.parent / "run", lambda *_: None)
+        import_model_as_new_run(str(path), path.parent / "run", lambda *_: None)
     assert len(caught.value.lines()) == 3
     assert all(len(line) < 400 and line.isprintable() for line in caught.value.lines())
     assert caught.value.exit_code == 4
