@@ -64,7 +64,7 @@ def try_to_lock_file(descriptor: int, shared: bool = False) -> bool:
     return True
 
 
-def lock_file(descriptor: int) -> None:
+def wait_and_lock_file(descriptor: int) -> None:
     """Waits until no other process locks an open file, then locks it. Raises OSError as `try_to_lock_file` does."""
     if sys.platform == "win32":
         while not try_to_lock_file(descriptor):
@@ -82,7 +82,7 @@ def create_file_locked_if_supported(path: Path) -> int:
     new = path if IS_WINDOWS else path.with_name("lock")
     descriptor = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
     with suppress(OSError):
-        lock_file(descriptor)
+        wait_and_lock_file(descriptor)
         if not IS_WINDOWS:
             os.rename(new, path)
     return descriptor

@@ -140,8 +140,8 @@ def describe(loaded: "LoadedModel", quiet: bool, *facts: str) -> None:
         interpolation = loaded.model.interpolation
         mixed = [] if interpolation is None else [interpolation.describe()]
         eprint(", ".join([f"{loaded.run_path}, step {loaded.step}", loaded.compute.describe(), *mixed, *facts]))
-        if loaded.reference.newer_step is not None:
-            newer = f"{loaded.run_path}@{loaded.reference.newer_step}"
+        if loaded.reference.newest_step_after_best is not None:
+            newer = f"{loaded.run_path}@{loaded.reference.newest_step_after_best}"
             eprint(f"step {loaded.step} is the best by validation; newer weights: {newer}")
 
 

@@ -21,7 +21,7 @@ from lmtool.storage.checksum import prepend_checksum, sha256, verify_and_strip_c
 from lmtool.storage.durable import (
     cache_folder,
     convert_write_errors,
-    find_writable_cache_path,
+    find_cache_or_temporary_path,
     hold_lock,
     replace_path,
     write_file,
@@ -44,7 +44,7 @@ def load_or_create(
     Raises ResourceError when the entry cannot be written.
     """
     cached = cache_folder() / folder / f"{key}{_ENTRY_SUFFIX}"
-    path = find_writable_cache_path(cached)
+    path = find_cache_or_temporary_path(cached)
     if path != cached:
         with suppress(OSError, ValueError):
             return parse(_read_verified_entry(cached))
@@ -66,7 +66,7 @@ def store_lock_path(path: Path) -> Path:
     It is in the cache, or beside the store where the cache may not be written.
     """
     lock = cache_folder() / "locks" / f"{sha256(os.fsencode(path.absolute()))}.lock"
-    return lock if find_writable_cache_path(lock) == lock else path.with_name(f".{path.name}.lock")
+    return lock if find_cache_or_temporary_path(lock) == lock else path.with_name(f".{path.name}.lock")
 
 
 def warn_recreated(description: str, reason: str) -> None:

@@ -12,7 +12,7 @@ from lmtool.data.files import hash_files, quote
 from lmtool.data.rowfile import missing_column_error, not_text_error
 from lmtool.errors import DataError, LmtoolError
 from lmtool.storage.checksum import sha256_of_json
-from lmtool.storage.durable import cache_folder, find_writable_cache_path, hold_lock, write_file
+from lmtool.storage.durable import cache_folder, find_cache_or_temporary_path, hold_lock, write_file
 
 HUB_PREFIX = "hf:"
 
@@ -76,7 +76,7 @@ def download_dataset(source: str, only_column: str | None) -> Path:
         path = cache_folder() / DATASETS_FOLDER / f"{key}.jsonl"
         if path.exists():
             return path
-        path = find_writable_cache_path(path)
+        path = find_cache_or_temporary_path(path)
         with hold_lock(path.with_suffix(".lock")):
             if not path.exists():
                 rows = builder.as_streaming_dataset(split=split)

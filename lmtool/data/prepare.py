@@ -36,7 +36,7 @@ from lmtool.data.survey import (
 )
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TrainedTokenizerSpecBase
-from lmtool.storage.durable import cache_folder, convert_write_errors, find_writable_cache_path, hold_lock
+from lmtool.storage.durable import cache_folder, convert_write_errors, find_cache_or_temporary_path, hold_lock
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _IS_SPACE = bytes(chr(byte).isspace() for byte in range(256))
@@ -293,7 +293,7 @@ def _open_or_write_store(
     """Returns the token store of a part of a corpus, and whether it had to be written."""
     key = part.store_key(tokenizer)
     cached = cache_folder() / TOKENS / key
-    path = out or find_writable_cache_path(cached)
+    path = out or find_cache_or_temporary_path(cached)
     if out is None and path != cached:
         with suppress(DataError):
             if (store := _open_store_if_same(cached, key, tokenizer, invalidate_if_damaged=False)) is not None:

@@ -108,7 +108,7 @@ def _find_words_and_token_positions(loaded: LoadedModel, texts: Sequence[str]) -
     first = len(loaded.prompt_format.before)
     for text in texts:
         ids, spans = loaded.tokenizer.encode_with_offsets(text)
-        for word, tokens in _match_words_to_tokens(text, spans):
+        for word, tokens in _assign_tokens_to_words(text, spans):
             words.append(word)
             positions.append([first + i for i in tokens])
         first += len(ids) + len(loaded.prompt_format.between)
@@ -128,13 +128,13 @@ def find_words_and_positions_in_row(tokenizer: Tokenizer, tokens_T: TokenIds) ->
             continue
         numbers, ids = zip(*run, strict=True)
         ends = pairwise(tokenizer.count_characters_of_decoded_prefixes(ids))
-        for word, tokens in _match_words_to_tokens(tokenizer.decode(ids), list(ends)):
+        for word, tokens in _assign_tokens_to_words(tokenizer.decode(ids), list(ends)):
             words.append(word)
             positions.append([numbers[i] for i in tokens])
     return words, positions
 
 
-def _match_words_to_tokens(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[str, list[int]]]:
+def _assign_tokens_to_words(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[str, list[int]]]:
     """Yields each word of a text that has its own token, and the indices of its tokens. spans: characters of tokens."""
     free = list(range(len(spans)))
     for start, stop in find_word_spans(text):

@@ -217,12 +217,12 @@ def score_long_texts(loaded: LoadedModel, texts: Sequence[str], report: Progress
     check_predicts_tokens(loaded)
     if loaded.prompt_format.answers:
         raise UsageError("this model scores targets of sources, not texts", where=str(loaded.run_path))
-    rows = [_make_window_rows(loaded, loaded.tokenizer.encode(text)) for text in texts]
+    rows = [_make_consecutive_window_rows(loaded, loaded.tokenizer.encode(text)) for text in texts]
     scores = iter(_score_rows(loaded, [row for of_text in rows for row in of_text], report))
     return [sum(float(next(scores)[0].sum(dtype=np.float64)) for _ in of_text) for of_text in rows]
 
 
-def _make_window_rows(loaded: LoadedModel, ids: list[int]) -> list[_ScoringRow]:
+def _make_consecutive_window_rows(loaded: LoadedModel, ids: list[int]) -> list[_ScoringRow]:
     """Makes the rows that score a text of any length."""
     prompt_format, n = loaded.prompt_format, _max_length(loaded) or len(ids) + 2
     rows = []
@@ -365,7 +365,7 @@ def _score_rows(loaded: LoadedModel, rows: Sequence[_ScoringRow], report: Progre
             batch = replace(batch, prefix_B=torch.tensor([row.prefix for row in group]))
         states = zip(group, loaded.model(batch.to(loaded.device)).hidden_BTD, strict=True)
         scored = [hidden_TD[row.positions] for row, hidden_TD in states]
-        return None, _score_targets(loaded, scored, [[row] for row in group])
+        return None, _score_targets_by_group(loaded, scored, [[row] for row in group])
 
     lengths = [(len(row.tokens),) if row.source is None else (len(row.tokens), len(row.source)) for row in rows]
     return _compute_scores_in_batches(loaded, lengths, read, report)
@@ -397,12 +397,14 @@ def _score_rows_sharing_prefix(
     ]
 
     def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
-        return None, _score_batch_sharing_prefix(loaded, [groups[i] for i in chosen], [n_common[i] for i in chosen])
+        return None, _score_group_batch_sharing_prefix(
+            loaded, [groups[i] for i in chosen], [n_common[i] for i in chosen]
+        )
 
     return _compute_scores_in_batches(loaded, lengths, read, report)
 
 
-def _score_batch_sharing_prefix(
+def _score_group_batch_sharing_prefix(
     loaded: LoadedModel, groups: Sequence[Sequence[_ScoringRow]], prefix_lengths: Sequence[int]
 ) -> list[ScoredTokens]:
     """Scores groups of rows. The decoding state of the prefix that the rows of a group share is computed once."""
@@ -411,7 +413,7 @@ def _score_batch_sharing_prefix(
     rest = [np.array(row.tokens[n:], dtype=np.int64) for rows, n in numbered for row in rows]
     if len(groups) > 1 and longest is not None and max(prefix_lengths) + max(map(len, rest)) > longest:
         # padding would have positions that the model does not have
-        return [scores for rows, n in numbered for scores in _score_batch_sharing_prefix(loaded, [rows], [n])]
+        return [scores for rows, n in numbered for scores in _score_group_batch_sharing_prefix(loaded, [rows], [n])]
     common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in numbered]
     batch = _add_sources(Batch(pad_right_with_keep_mask(common, pad)[0]), [rows[0] for rows in groups], pad).to(
         loaded.device
@@ -421,7 +423,7 @@ def _score_batch_sharing_prefix(
         # padding changes a recurrent state
         runs = [list(run) for _, run in groupby(numbered, itemgetter(1))]
         alike = [tuple(map(list, zip(*run, strict=True))) for run in runs]
-        return [scores for run in alike for scores in _score_batch_sharing_prefix(loaded, *run)]
+        return [scores for run in alike for scores in _score_group_batch_sharing_prefix(loaded, *run)]
     hidden_BTD, state = model.forward_incremental(batch.tokens_BT, state)
     state = state.truncate_rows(prefix_lengths)
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
@@ -432,7 +434,7 @@ def _score_batch_sharing_prefix(
         torch.cat([torch.cat((hidden_TD[:n], next(apart)))[row.positions] for row in rows])
         for (rows, n), hidden_TD in zip(numbered, hidden_BTD, strict=True)
     ]
-    return _score_targets(loaded, states, groups)
+    return _score_targets_by_group(loaded, states, groups)
 
 
 def _add_sources(batch: Batch, rows: Sequence[_ScoringRow], pad_id: int) -> Batch:
@@ -443,7 +445,7 @@ def _add_sources(batch: Batch, rows: Sequence[_ScoringRow], pad_id: int) -> Batc
     return replace(batch, source_BS=source_BS, source_keep_BS=keep_BS)
 
 
-def _score_targets(
+def _score_targets_by_group(
     loaded: LoadedModel, states: Sequence[torch.Tensor], groups: Sequence[Sequence[_ScoringRow]]
 ) -> list[ScoredTokens]:
     """Scores the targets of groups of rows from their hidden states (N, D), at most MAX_LOGITS logits at once."""

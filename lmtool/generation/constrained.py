@@ -61,7 +61,7 @@ class FormState:
         """Returns the place after an allowed token; an end token changes nothing."""
         following = self._following.get((token,))
         if following is None:
-            spellings = self._vocabulary.list_spelling_ids(token, at_text_start=self._at_text_start)
+            spellings = self._vocabulary.list_alternative_spelling_ids(token, at_text_start=self._at_text_start)
             with self._lock:
                 spelling = next(filter(self._can_follow, spellings), None)
             if spelling is None:
@@ -125,7 +125,7 @@ class FormState:
         with self._lock:  # forced text has another spelling than the mask expects
             tokens = range(self._vocabulary.size)
             spelled = [
-                any(map(self._can_follow, self._vocabulary.list_spelling_ids(token, self._at_text_start)))
+                any(map(self._can_follow, self._vocabulary.list_alternative_spelling_ids(token, self._at_text_start)))
                 for token in tokens
             ]
         return np.array(spelled, dtype=np.bool_)
@@ -265,7 +265,7 @@ class SpelledVocabulary:
         state.cache_allowed_tokens()  # fails if no token begins it
         return state
 
-    def list_spelling_ids(self, token: int, at_text_start: bool) -> tuple[int, ...]:
+    def list_alternative_spelling_ids(self, token: int, at_text_start: bool) -> tuple[int, ...]:
         """Returns the spellings of a token, the most common first. at_text_start: whether it begins a text."""
         other = self._others.get(token)
         if other is None or not (at_text_start or self.are_words):

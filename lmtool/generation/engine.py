@@ -478,7 +478,7 @@ class Engine:
         lengths = [len(window.tokens) for window in prefill.windows]
         prefill.cache = cache if min(lengths) == max(lengths) else cache.truncate_rows(lengths)
         if prefill.n_forced:
-            prefill.forced += self._score_read_tokens(
+            prefill.forced += self._score_next_window_tokens(
                 hidden_BTD[0], states[0], prefill.windows[0], n_read_before, is_forced=True
             )
             return hidden_BTD, prefill.cache
@@ -488,7 +488,9 @@ class Engine:
                 row = prefill.windows.index(state.request.prompt)
                 key = row, state.strategy.n_alternatives
                 if key not in known:
-                    known[key] = self._score_read_tokens(hidden_BTD[row], state, state.request.prompt, n_read_before)
+                    known[key] = self._score_next_window_tokens(
+                        hidden_BTD[row], state, state.request.prompt, n_read_before
+                    )
                 state.prompt += known[key]
         return hidden_BTD, prefill.cache
 
@@ -538,7 +540,7 @@ class Engine:
             room -= more * len(prefill.windows)
         return [(prefill, n) for prefill, n in shares.items() if n]
 
-    def _score_read_tokens(
+    def _score_next_window_tokens(
         self, hidden_TD: Tensor, state: RequestState, window: Prompt, n_read_before: int, *, is_forced: bool = False
     ) -> list[Token]:
         """Makes tokens of the window's ids after those just read. is_forced: the form excludes all others."""

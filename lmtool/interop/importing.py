@@ -30,7 +30,7 @@ from lmtool.printable import printable
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.runs.creation import check_output_free_and_writable, create_run, make_run_path
+from lmtool.runs.creation import check_output_free_and_writable, create_and_lock_run, make_run_path
 from lmtool.runs.directory import RECIPE
 from lmtool.runs.files import RunInfo
 from lmtool.runs.paths import RUN_INFO_FILE, add_to_runs_index
@@ -159,7 +159,7 @@ def _write_run(
         origin={"reference": reference, "revision": commit, "model_type": model.family.model_type, "sha256": digests},
     )
     files = {RECIPE: dump_yaml(recipe).encode(), **tokenizer.serialize_files()}
-    with atomic_output_folder(folder) as new, create_run(new, info, files) as run:
+    with atomic_output_folder(folder) as new, create_and_lock_run(new, info, files) as run:
         run.save_checkpoint(CheckpointContent(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 

@@ -24,7 +24,7 @@ from lmtool.model.layers.crf import LinearChainCrf
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.observing import ObservableAttention
 from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoderOnlyModel
-from lmtool.recipe.spec.objective import Classification, Embedding, PerTokenHead, QuestionAnswering, Tagging
+from lmtool.recipe.spec.objective import Classification, Embedding, PerTokenHeadBase, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -282,7 +282,7 @@ def resolve_pooling(spec: Classification, model: Model) -> PoolingKind:
 class TokenHeadModel(LanguageModelWithTaskHead):
     """A language model with a linear head on each hidden state: y_t = W dropout(h_t) + b."""
 
-    def __init__(self, body: LanguageModel, spec: PerTokenHead, model: Model, n_scores: int) -> None:
+    def __init__(self, body: LanguageModel, spec: PerTokenHeadBase, model: Model, n_scores: int) -> None:
         super().__init__(body)
         self.dropout = spec.dropout
         self._set_head_layers(spec.layers)

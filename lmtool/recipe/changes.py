@@ -13,7 +13,7 @@ Reset = Literal["best", "scores"]
 those of the best checkpoint of a finished run."""
 
 
-class ChangeRule(NamedTuple):
+class ResumeChangeRule(NamedTuple):
     """Whether a key may change, what a change resets, and a note on its effect, or on what to do instead."""
 
     may_change: bool
@@ -21,20 +21,23 @@ class ChangeRule(NamedTuple):
     resets: tuple[Reset, ...] = ()
 
 
-_LENGTH = ChangeRule(False, "train longer: -s training.steps=+N")
-_WEIGHTS = ChangeRule(False, "start a new run from these weights: lmtool pretrain or finetune, --from RUN")
-_ROUNDING = ChangeRule(True, "results differ by rounding")
-_MEMORY = ChangeRule(True, "results differ by rounding; where memory had run out, it is tried again")
-_STRETCHED = ChangeRule(True, "the schedule stretches to the new end, and epochs no longer count")
-_NEXT = ChangeRule(True, "from the next validation on")
-_AT_END = ChangeRule(True, "at the end")
+_LENGTH = ResumeChangeRule(False, "train longer: -s training.steps=+N")
+_WEIGHTS = ResumeChangeRule(False, "start a new run from these weights: lmtool pretrain or finetune, --from RUN")
+_ROUNDING = ResumeChangeRule(True, "results differ by rounding")
+_MEMORY = ResumeChangeRule(True, "results differ by rounding; where memory had run out, it is tried again")
+_STRETCHED = ResumeChangeRule(True, "the schedule stretches to the new end, and epochs no longer count")
+_NEXT = ResumeChangeRule(True, "from the next validation on")
+_AT_END = ResumeChangeRule(True, "at the end")
 
 _RULES = (
-    (ChangeRule(True), "description training.recompute logging"),
-    (ChangeRule(False, "start a new run"), "model tokenizer"),
+    (ResumeChangeRule(True), "description training.recompute logging"),
+    (ResumeChangeRule(False, "start a new run"), "model tokenizer"),
     (_WEIGHTS, "seed objective tuning distillation optimizer schedule"),
-    (ChangeRule(True, "the files may have moved; their content must be the same"), "data.train data.valid data.test"),
-    (ChangeRule(True, "the files may have moved; their content must be the same"), "data.task_tests"),
+    (
+        ResumeChangeRule(True, "the files may have moved; their content must be the same"),
+        "data.train data.valid data.test",
+    ),
+    (ResumeChangeRule(True, "the files may have moved; their content must be the same"), "data.task_tests"),
     (_WEIGHTS, "data.mixture data.column data.source_column data.target_column data.input_column data.messages_column"),
     (_WEIGHTS, "data.text_columns data.label_column data.tasks data.encoding data.delimiter data.skip_bad_rows"),
     (
@@ -47,15 +50,20 @@ _RULES = (
     (_MEMORY, "training.micro_batch"),
     (_ROUNDING, "training.device training.precision training.micro_tokens training.shard training.compile"),
     (_NEXT, "evaluation.every evaluation.epochs evaluation.gradient_norms evaluation.prompts evaluation.sample_tokens"),
-    (ChangeRule(True, _NEXT.note, ("best", "scores")), "evaluation.tokens evaluation.metric"),
+    (ResumeChangeRule(True, _NEXT.note, ("best", "scores")), "evaluation.tokens evaluation.metric"),
     (_AT_END, "evaluation.baseline checkpoint.keep_optimizer"),
-    (ChangeRule(True, _AT_END.note, ("scores",)), "evaluation.num_beams evaluation.interpolate"),
-    (ChangeRule(True, "validations since the best one count"), "evaluation.patience"),
-    (ChangeRule(True, "from the next checkpoint on"), "checkpoint.every checkpoint.keep_last checkpoint.background"),
+    (ResumeChangeRule(True, _AT_END.note, ("scores",)), "evaluation.num_beams evaluation.interpolate"),
+    (ResumeChangeRule(True, "validations since the best one count"), "evaluation.patience"),
+    (
+        ResumeChangeRule(True, "from the next checkpoint on"),
+        "checkpoint.every checkpoint.keep_last checkpoint.background",
+    ),
 )
 _OF_KEYS = {key: rule for rule, listed in _RULES for key in listed.split()}
 
-CHANGE_RULES: Mapping[str, ChangeRule] = {key: _OF_KEYS[key] for key in iterate_dotted_keys(Recipe) if key in _OF_KEYS}
+CHANGE_RULES: Mapping[str, ResumeChangeRule] = {
+    key: _OF_KEYS[key] for key in iterate_dotted_keys(Recipe) if key in _OF_KEYS
+}
 """The rule of each key, or of all keys of a part, in the order of the recipe.
 
 Keys that determine the weights may not change, so that all steps follow from one recipe. Keys that determine how long,
@@ -63,7 +71,7 @@ where and how fast a run goes on, and what is measured, shown and kept, may.
 """
 
 
-def find_change_rule(key: str) -> ChangeRule:
+def find_change_rule(key: str) -> ResumeChangeRule:
     """Returns the rule of a dotted key."""
     return CHANGE_RULES.get(key) or CHANGE_RULES[key.partition(".")[0]]
 

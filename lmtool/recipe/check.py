@@ -78,7 +78,7 @@ def validate(tree: dict[str, Any], locate: OriginFinder, root: type[AnySpec]) ->
             continue
         told: Iterable[tuple[KeyPath, str, Origin]]
         if error["type"] == "value_error":
-            told = _split_multi_field_error(str(error["ctx"]["error"]), location.path, tree, locate)
+            told = _split_multi_line_error(str(error["ctx"]["error"]), location.path, tree, locate)
         else:
             is_one_of_many = error["type"] == "extra_forbidden" and location.path not in guessed
             path, what = (
@@ -109,7 +109,7 @@ def _locate_error(loc: KeyPath, root: type[Spec]) -> _ErrorLocationInSpec:
     return location
 
 
-def _split_multi_field_error(
+def _split_multi_line_error(
     text: str, part: KeyPath, tree: Any, locate: OriginFinder
 ) -> Iterator[tuple[KeyPath, str, Origin]]:
     """Yields path, sentence and origin of each line of a multi-field validator's error, which starts with its key.

@@ -206,7 +206,7 @@ def _resolve_document(
     document: ParsedYaml, source: str, name: str, settings: Sequence[Setting], inferred: Sequence[Setting] = ()
 ) -> ResolvedRecipe:
     editor = _RecipeEditor(document.value, document.origins, source)
-    editor.apply_as_recipe_values(inferred)
+    editor.apply_as_if_in_recipe(inferred)
     for setting in settings:
         editor.apply_setting_or_record_mistake(setting)
     _fill_default_kinds(editor.tree, Recipe)
@@ -267,7 +267,7 @@ class _RecipeEditor:
                 return origin
         return Origin(self._source, 1)
 
-    def apply_as_recipe_values(self, settings: Sequence[Setting]) -> None:
+    def apply_as_if_in_recipe(self, settings: Sequence[Setting]) -> None:
         """Sets values as if the recipe had them."""
         for setting in settings:
             self.set_value_and_drop_conflicts(tuple(setting.key.split(".")), setting.value, Origin(setting.flag))

@@ -28,7 +28,7 @@ from lmtool.objective.skipgram import SkipGramObjective
 from lmtool.printable import align_columns
 from lmtool.recipe.spec.objective import Classification, Masked, ReplacedTokens, Tagging, WindowCounts
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.report.drawing import MaskPicture, draw_masks, format_masks, render_mask_sections
+from lmtool.report.drawing import DownsampledMask, draw_masks, format_masks, render_mask_sections
 from lmtool.report.page import Section, TableCell, page, table
 from lmtool.runs.load import build_for_training
 from lmtool.tokenization.tokenizer import Tokenizer, replace_surrogates
@@ -58,7 +58,7 @@ class BatchTable(NamedTuple):
     title: str
     columns: CellsByColumn
     notes: Sequence[str] = ()
-    masks: Sequence[MaskPicture] = ()
+    masks: Sequence[DownsampledMask] = ()
 
 
 def collate_batch_of_step(
@@ -107,7 +107,7 @@ def _temporary_windows(
         yield Windows(store, cut, recipe.seed, None, marks, recipe.data.isolate_documents)
 
 
-def tabulate_batch(collated: CollatedBatch) -> Iterator[BatchTable]:
+def tabulate_batch_rows(collated: CollatedBatch) -> Iterator[BatchTable]:
     """Yields a table for each row of a batch; for word vectors, whose rows are single words, one table of all rows."""
     batch, read, recipe, tokenizer, objective = collated
     if recipe.model.reads == "words" and batch.targets_BT is not None:
@@ -153,9 +153,9 @@ def _list_token_columns(row: Batch, tokenizer: Tokenizer) -> CellsByColumn:
     return columns | {name: [name if is_one else None for is_one in mark.tolist()] for name, mark in marks.items()}
 
 
-def _list_target_columns(collated: CollatedBatch) -> CellsByColumn:
+def _list_target_columns(collated_row: CollatedBatch) -> CellsByColumn:
     """Lists for each position of a row its target, what the input has in its place, and what the model sampled."""
-    batch, read, recipe, tokenizer, objective = collated
+    batch, read, recipe, tokenizer, objective = collated_row
     columns: CellsByColumn = {}
     if batch.targets_BT is not None:
         inputs, targets = batch.tokens_BT[0].tolist(), batch.targets_BT[0].tolist()
@@ -219,7 +219,7 @@ def format_title(recipe: Recipe) -> str:
 def format_batch_lines(collated: CollatedBatch, *, ascii_only: bool = False) -> Iterator[str | Text]:
     """Formats the tables of a batch as lines of text."""
     yield format_title(collated.recipe)
-    for part in tabulate_batch(collated):
+    for part in tabulate_batch_rows(collated):
         yield from ("", part.title, *part.notes)
         rows = [list(part.columns), *zip(*part.columns.values(), strict=True)]
         cells = [
@@ -235,7 +235,7 @@ def format_batch_lines(collated: CollatedBatch, *, ascii_only: bool = False) -> 
 def render_batch_page(collated: CollatedBatch) -> str:
     """Renders the tables of a batch as a complete HTML page."""
     sections = []
-    for part in tabulate_batch(collated):
+    for part in tabulate_batch_rows(collated):
         body = table(list(part.columns), zip(*part.columns.values(), strict=True), caption="; ".join(part.notes))
         sections += [Section(part.title.capitalize(), body), *render_mask_sections(part.masks)]
     return page("What the model is given", sections, lead=format_title(collated.recipe))

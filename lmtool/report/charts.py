@@ -144,9 +144,9 @@ class LineChart:
         """Renders the chart for notebooks."""
         return to_standalone_svg(self.svg())
 
-    def svg(self, size: str = "") -> Markup:
+    def svg(self, size_name: str = "") -> Markup:
         """Renders the chart in one of `CHART_SIZES`."""
-        width, height = CHART_SIZES[size]
+        width, height = CHART_SIZES[size_name]
         xs = [x for x, _ in self._points]
         scaled, scaled_y = (math.log10 if is_log else float for is_log in (self.log_x, self.log_y))
         low_x, high_x = find_nonempty_range([scaled(x) for x in xs])
@@ -174,7 +174,7 @@ class LineChart:
         across = Axis(low_x, high_x, left, right, x_ticks, scaled)
         across = across._replace(ticks=_drop_overlapping_ticks(across))
         down = Axis(low_y, high_y, bottom, top, y_ticks, scaled_y)
-        sizes = {"size": size, "width": width, "height": bottom + BOTTOM}
+        sizes = {"size": size_name, "width": width, "height": bottom + BOTTOM}
         return render("lines.svg", chart=self, across=across, down=down, legend=legend, **sizes)
 
 

@@ -46,7 +46,7 @@ UNBREAKABLE = str.maketrans(" -", "\u00a0\u2011")
 CPU_DEVICE = torch.device("cpu")
 
 
-class MaskPicture(NamedTuple):
+class DownsampledMask(NamedTuple):
     """An attention mask: rows are queries, columns are keys.
 
     shares: share of the pairs in each cell that the mask allows. cell: width and height of a cell in positions.
@@ -77,7 +77,7 @@ class ModelDrawingData(NamedTuple):
     tree: ModelPart
     context: int
     notes: list[str]
-    masks: list[MaskPicture]
+    masks: list[DownsampledMask]
     signal: PositionDescription
 
 
@@ -117,7 +117,7 @@ def _make_example_row(recipe: Recipe) -> Batch:
     return batch
 
 
-def draw_masks(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
+def draw_masks(recipe: Recipe, batch: Batch) -> Iterator[DownsampledMask]:
     """Draws the attention masks of a batch of one row."""
     n, spec, source = batch.tokens_BT.shape[1], recipe.model, batch.source_BS
     rows = {"": batch}
@@ -163,11 +163,11 @@ def _describe_mask(mask: Mask, layers: str) -> str:
     return (f"{layers}: " if layers else "") + ", ".join(parts)
 
 
-def _downsample_mask(title: str, allowed_QS: Tensor) -> MaskPicture:
+def _downsample_mask(title: str, allowed_QS: Tensor) -> DownsampledMask:
     """Reduces a mask to at most MAX_CELLS cells in each direction."""
     cell = -(-max(allowed_QS.shape) // MAX_CELLS)
     pooled = F.avg_pool2d(allowed_QS.float()[None], cell, ceil_mode=True, count_include_pad=False)[0]
-    return MaskPicture(title, pooled.tolist(), cell)
+    return DownsampledMask(title, pooled.tolist(), cell)
 
 
 def _describe_positions(recipe: Recipe) -> PositionDescription:
@@ -302,7 +302,7 @@ def format_model_lines(drawing: ModelDrawingData, width: int, *, ascii_only: boo
         yield from shade_matrix([[(value + 1) / 2 for value in row[1:]] for row in signal_rows], ascii_only=ascii_only)
 
 
-def format_masks(masks: Sequence[MaskPicture], ascii_only: bool) -> Iterator[str]:
+def format_masks(masks: Sequence[DownsampledMask], ascii_only: bool) -> Iterator[str]:
     """Formats masks as shaded cells below their titles."""
     for mask in masks:
         yield from ("", f"attention, {mask.title}: queries down, keys across{_describe_cell(mask)}")
@@ -314,7 +314,7 @@ def _describe_flops(drawing: ModelDrawingData) -> str:
     return f"{rows}; below N x are the numbers of one copy"
 
 
-def _describe_cell(mask: MaskPicture) -> str:
+def _describe_cell(mask: DownsampledMask) -> str:
     return f"; a cell is {mask.cell} x {mask.cell} positions" if mask.cell > 1 else ""
 
 
@@ -331,7 +331,7 @@ def render_model_page(drawing: ModelDrawingData) -> str:
     return page(drawing.title, sections, lead="; ".join(drawing.notes))
 
 
-def render_mask_sections(masks: Sequence[MaskPicture]) -> Iterator[Section]:
+def render_mask_sections(masks: Sequence[DownsampledMask]) -> Iterator[Section]:
     """Renders masks as sections of a page."""
     for i, mask in enumerate(masks):
         rows, columns = ([str(cell * mask.cell) for cell in range(n)] for n in (len(mask.shares), len(mask.shares[0])))

@@ -23,7 +23,7 @@ MAX_POSITIONS, MAX_WIDTH, MAX_MODEL_BYTES = 6, 16, 1 << 30
 """Positions that are shown, the largest d_model whose vectors fit a line, and the largest model."""
 
 
-def compute_forward_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
+def compute_first_layer_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
     """Returns titles and matrices of the untrained model, which reads the tokens 0, 1, and so on.
 
     They are the sinusoids, their products and differences, if the recipe has them; the vectors that are summed at the

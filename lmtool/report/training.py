@@ -27,7 +27,7 @@ from lmtool.report.page import (
 from lmtool.runs.directory import REPORT, Run
 from lmtool.runs.history import (
     RunHistory,
-    compare_summaries,
+    collect_summary_values,
     downsample_by_averaging,
     explain_indistinguishable_scores,
     find_differing_recipe_values,
@@ -74,7 +74,7 @@ def render_runs_page(histories: Sequence[RunHistory], *, refresh_seconds: int | 
     title = f"{len(histories)} runs" if several else printable(histories[0].name)
     loss_figure = render_loss_figure(histories)
     sections = [Section("Loss", loss_figure)] if loss_figure else []
-    sections += _render_metric_charts(histories)
+    sections += _render_validation_metric_charts(histories)
     caption = "Peak learning rate by schedule, the gradient's norm, and tokens computed per second."
     plotted = _select_records(histories)
     sections += _render_charts_over_steps("Rate, gradient and speed", "pace", plotted, SPEED_CHARTS, caption)
@@ -150,7 +150,7 @@ def render_loss_figure(histories: Sequence[RunHistory]) -> Markup:
     units = {history.loss_unit for history in histories}
     unit = "bits per byte" if in_bits else f"nats per {units.pop() if len(units) == 1 else 'target'}"
     several = len(histories) > 1
-    charts, levels = {}, _list_reference_levels(histories) if in_bits else []
+    charts, levels = {}, _list_reference_bits_per_byte(histories) if in_bits else []
     for column, (x, (name, axis)) in enumerate(PROGRESS_AXES.items(), int(several)):
         lines = [line for part in drawn for line in _make_loss_lines(part, x, several)]
         label = f"Training and validation loss in {unit} over {axis}"
@@ -208,7 +208,7 @@ def _mark_best_checkpoints(drawn: Sequence[_PlottedRun], x: str, y: str) -> list
     return marks
 
 
-def _list_reference_levels(histories: Sequence[RunHistory]) -> list[HorizontalLine]:
+def _list_reference_bits_per_byte(histories: Sequence[RunHistory]) -> list[HorizontalLine]:
     """Returns the bits per byte of the best possible model and of n-gram models, each once."""
     names = {"limit_bits_per_byte": ("best possible model", 2), "ngram_bits_per_byte": ("5-gram model", 3)}
     levels = (
@@ -220,7 +220,7 @@ def _list_reference_levels(histories: Sequence[RunHistory]) -> list[HorizontalLi
     return list(dict.fromkeys(levels))
 
 
-def _render_metric_charts(histories: Sequence[RunHistory]) -> list[Section]:
+def _render_validation_metric_charts(histories: Sequence[RunHistory]) -> list[Section]:
     """Renders charts of the metrics of validations, if there are any."""
     names = list(dict.fromkeys(name for history in histories for name in history.task_metrics))
     drawn = []
@@ -263,7 +263,7 @@ def _render_charts_over_steps(
 def _render_run_comparison(histories: Sequence[RunHistory]) -> Markup:
     """Renders runs as columns: their figures, and the values of their recipes that differ."""
     names = [history.name for history in histories]
-    figures = [[name, *map(_to_cell, values)] for name, values in compare_summaries(histories).items()]
+    figures = [[name, *map(_to_cell, values)] for name, values in collect_summary_values(histories).items()]
     different = [
         [key, *map(_format_value_as_yaml, values)] for key, values in find_differing_recipe_values(histories).items()
     ]

@@ -22,7 +22,9 @@ MAX_NAME_CHARACTERS = 16
 """Limit of the recipe's name in the name of a run."""
 
 
-def create_run(folder: Path | None, info: RunInfo, files: Mapping[str, bytes], replace_aborted: bool = False) -> Run:
+def create_and_lock_run(
+    folder: Path | None, info: RunInfo, files: Mapping[str, bytes], replace_aborted: bool = False
+) -> Run:
     """Creates and locks a run in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
 
     info: see `RunInfo.create`. files: content of recipe.yaml and the files of the tokenizer, by name.

@@ -233,21 +233,21 @@ class Run:
         self.samples.sync()
 
     def record_validation_and_prune_checkpoints(
-        self, validated: ValidationState, keep_last: int | None = None, interrupted_step: int | None = None
+        self, validated: ValidationState, keep_last: int | None = None, removable_step: int | None = None
     ) -> None:
         """Saves the result of the validation after a checkpoint.
 
         Removes the checkpoint that was the best before, unless it is among the last `keep_last`; None keeps all.
-        interrupted_step: see `saving.prune_checkpoints`. Raises ResourceError when it cannot be written.
+        removable_step: see `saving.prune_checkpoints`. Raises ResourceError when it cannot be written.
         """
         with self._convert_write_errors_under_lock():
             self._sync_logs()
             durable.replace_file(self.path / VALIDATED, validated.to_json_bytes())
             if keep_last is not None:
                 spared = {validated.step, validated.best_step}
-                saving.prune_checkpoints(self.path / CHECKPOINTS, spared, keep_last, interrupted_step)
+                saving.prune_checkpoints(self.path / CHECKPOINTS, spared, keep_last, removable_step)
 
-    def remove_leftover_checkpoints(self, keep_last: int, interrupted_step: int | None = None) -> None:
+    def remove_leftover_checkpoints(self, keep_last: int, removable_step: int | None = None) -> None:
         """Removes the checkpoints and partial files of a killed session; see `saving.prune_checkpoints`.
 
         Raises ResourceError, and CheckpointError as `last_validation` does.
@@ -255,7 +255,7 @@ class Run:
         folder = self.path / CHECKPOINTS
         with self._convert_write_errors_under_lock():
             saving.remove_partial_checkpoints(folder)
-            saving.prune_checkpoints(folder, {self.best_step}, keep_last, interrupted_step)
+            saving.prune_checkpoints(folder, {self.best_step}, keep_last, removable_step)
 
     @property
     def last_validation(self) -> ValidationState | None:
@@ -298,7 +298,7 @@ class Run:
         self,
         snapshot: saving.CheckpointContent,
         keep_last: int,
-        interrupted_step: int | None = None,
+        removable_step: int | None = None,
         peers: CheckpointProcessGroup = SINGLE_PROCESS,
     ) -> Checkpoint:
         """Saves a checkpoint of this run, whose step has to be logged before; see `saving.save_checkpoint`."""
@@ -308,7 +308,7 @@ class Run:
         except ResourceError:
             saving.announce_no_checkpoint(peers)
             raise
-        return saving.save_checkpoint(self.path / CHECKPOINTS, snapshot, keep_last, interrupted_step, peers)
+        return saving.save_checkpoint(self.path / CHECKPOINTS, snapshot, keep_last, removable_step, peers)
 
     def find_newest_checkpoint(
         self, *, verify_optimizer: bool = True, peers: CheckpointProcessGroup = SINGLE_PROCESS

@@ -227,7 +227,7 @@ def read_saved_state(checkpoint: Checkpoint) -> SavedState:
         raise add_version_hint(checkpoint.path.parents[1], unread) from error
 
 
-class TableSplit(JsonModel):
+class TrainTestRowNumbers(JsonModel):
     """The numbers of the training and the test rows of a table."""
 
     table: str
@@ -235,19 +235,19 @@ class TableSplit(JsonModel):
     test: list[Count]
 
 
-class SavedSplit(RootModel[TableSplit | dict[str, TableSplit]]):
+class SavedSplit(RootModel[TrainTestRowNumbers | dict[str, TrainTestRowNumbers]]):
     """The content of split.json: of one table, or of each task by name."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    def split_of_task(self, task: str) -> TableSplit | None:
+    def split_of_task(self, task: str) -> TrainTestRowNumbers | None:
         """Returns the split of a task, "" for the only one; None if the file has none."""
-        if isinstance(self.root, TableSplit):
+        if isinstance(self.root, TrainTestRowNumbers):
             return None if task else self.root
         return self.root.get(task)
 
 
-class BaselineScores(JsonModel):
+class TaskBaselineScores(JsonModel):
     """Results of simple models on the rows of a table that a run is measured on; see `lmtool.tasks.baseline`.
 
     metric: its name among the figures of a run; micro_f1 for several labels, mse for numbers.
@@ -269,7 +269,7 @@ class BaselineScores(JsonModel):
     rows: Count
 
 
-SavedBaselines = RootModel[dict[str, BaselineScores]]
+SavedBaselines = RootModel[dict[str, TaskBaselineScores]]
 """The content of baseline.json, by name of the task, "" for the only one."""
 
 
@@ -316,7 +316,7 @@ class TaskScores(JsonModel, extra="allow"):
     calibration: CalibrationMetrics | None = None
     mistakes: list[dict[str, Any]] = Field(default_factory=list)
     sentences: list[dict[str, Any]] = Field(default_factory=list)
-    baseline: BaselineScores | None = None
+    baseline: TaskBaselineScores | None = None
 
     @model_validator(mode="after")
     def _check_confusion_size(self) -> "TaskScores":
@@ -353,7 +353,7 @@ def read_json_file(
     kind: type[FileContent], path: Path, fix: str, max_bytes: int = durable.MAX_FILE_BYTES
 ) -> FileContent:
     """Reads a file of a run. Raises CheckpointError, with `fix`, when it is missing or damaged."""
-    with durable.convert_checkpoint_read_errors(path, fix):
+    with durable.convert_checkpoint_os_errors(path, fix):
         raw = durable.read_file(path, max_bytes)
     try:
         return records.parse_model(kind, raw)

@@ -177,7 +177,7 @@ class RunHistory:
         }
 
 
-def compare_summaries(histories: Sequence[RunHistory]) -> dict[str, list[object]]:
+def collect_summary_values(histories: Sequence[RunHistory]) -> dict[str, list[object]]:
     """Returns by name the values of the summaries of all runs, None for a run without one; test scores first."""
     summaries = [history.summary() for history in histories]
     tests = [
@@ -276,12 +276,12 @@ def finite_number(value: object) -> float | None:
     return None
 
 
-def downsample_by_averaging(records: Sequence[LogRecord], max_records: int = MAX_POINTS) -> list[LogRecord]:
-    """Averages groups of records, so that about `max_records` are left; keeps the last value of counters.
+def downsample_by_averaging(records: Sequence[LogRecord], approximate_max_records: int = MAX_POINTS) -> list[LogRecord]:
+    """Averages groups of records, so that about `approximate_max_records` are left; keeps the last value of counters.
 
     A record of a validation ends its group.
     """
-    size = -(-len(records) // max_records)
+    size = -(-len(records) // approximate_max_records)
     means: list[LogRecord] = []
     group: list[LogRecord] = []
     for record in records:

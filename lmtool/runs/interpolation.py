@@ -8,7 +8,7 @@ from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Training
 from lmtool.recipe.spec.words import NGram
-from lmtool.runs.creation import create_run
+from lmtool.runs.creation import create_and_lock_run
 from lmtool.runs.directory import NGRAMS, RECIPE, Run
 from lmtool.runs.files import RunInfo
 from lmtool.runs.saving import CheckpointContent
@@ -36,5 +36,5 @@ def replace_saved_ngram_model(run: Run, recipe: Recipe, tokenizer: Tokenizer, ng
     info = RunInfo.create(recipe="ngram", summary=ngram.description, fingerprints=run.info.fingerprints)
     files = {RECIPE: dump_yaml(counted).encode(), **tokenizer.serialize_files()}
     snapshot = CheckpointContent(0, ngram.state_dict(), {}, {"recipe": counted.model_dump(mode="json")})
-    with atomic_output_folder(folder) as new, create_run(new, info, files) as kept:
+    with atomic_output_folder(folder) as new, create_and_lock_run(new, info, files) as kept:
         kept.save_checkpoint(snapshot, keep_last=1)

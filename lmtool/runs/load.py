@@ -89,7 +89,7 @@ class LoadedModel:
             yield replace(self, compute=compute)
 
     @contextmanager
-    def compute_with_gathered_shards(self) -> Iterator[ExecutionContext]:
+    def compute_gathering_by_layer(self) -> Iterator[ExecutionContext]:
         """Yields the compute context of the model; processes that share its weights compute in step."""
         if self.sharding is None:
             yield self.compute
@@ -107,7 +107,7 @@ class LoadedModel:
         if isinstance(lm, ModelWithoutLikelihood):
             raise lm.no_next_token_error()
 
-    def with_num_beams(self, num_beams: int | None) -> "LoadedModel":
+    def with_evaluation_num_beams(self, num_beams: int | None) -> "LoadedModel":
         """Returns the model with another beam width for tables; None keeps that of its recipe."""
         if num_beams is None:
             return self
@@ -201,7 +201,7 @@ def load_run(reference: str | Reference, compute: ExecutionContext | None = None
 
     reference: of a run, or the name of one, as for `Reference.from_name`; published models are resolved before.
     compute: the best device, in float32, by default. Its processes share a model that does not fit the memory of one,
-        and then compute in step; see `LoadedModel.compute_with_gathered_shards`.
+        and then compute in step; see `LoadedModel.compute_gathering_by_layer`.
     Raises CheckpointError if there is none, or if its parts are inconsistent.
     """
     source = Reference.from_name(reference) if isinstance(reference, str) else reference

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lmtool.errors import UsageError
 from lmtool.recipe.dump import dump_yaml
-from lmtool.runs.creation import create_run, make_run_path
+from lmtool.runs.creation import create_and_lock_run, make_run_path
 from lmtool.runs.directory import BASELINE, EVALUATIONS, RECIPE, SPLIT
 from lmtool.runs.files import RunInfo, describe_environment, read_saved_state
 from lmtool.runs.listing import SavedEvaluations, read_evaluations
@@ -46,7 +46,7 @@ def merge_adapters_into_new_run(adapted: Reference, output: Path | None, command
     kept = {key: getattr(old.info, key) for key in ("summary", "fingerprints", "teacher", "data")}
     info = RunInfo.create(recipe=name, **kept, base=adapted.to_source_record())
     files = {RECIPE: dump_yaml(plain).encode(), **adapted.tokenizer.serialize_files()}
-    with atomic_output_folder(folder) as path, create_run(path, info, files) as run:
+    with atomic_output_folder(folder) as path, create_and_lock_run(path, info, files) as run:
         # report.html and validated.json are about other checkpoints too
         for log, copy in ((old.metrics, run.metrics), (old.samples, run.samples)):
             if log.path.exists():

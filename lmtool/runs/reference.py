@@ -85,7 +85,7 @@ class Reference:
         return read_verified_tokenizer(self.run)
 
     @property
-    def newer_step(self) -> int | None:
+    def newest_step_after_best(self) -> int | None:
         """Step of the newest checkpoint after the best one; None if there is none, or a checkpoint is named."""
         if self.named is not None:
             return None

@@ -36,7 +36,7 @@ def resolve_removable_runs(references: Sequence[str]) -> list[Path]:
     for path in doomed:
         if is_run_locked(path):
             raise CheckpointError("a process is using this run", where=str(path), fix="stop it first, or wait")
-    for path, others in find_runs_needed_by_others(doomed).items():
+    for path, others in find_bases_of_adapter_runs(doomed).items():
         fix = f"remove that run too, or first make one that needs no base: lmtool runs merge {others[0]}"
         raise CheckpointError(f"{others[0]} holds only adapters to the weights of this run", where=str(path), fix=fix)
     return doomed
@@ -52,7 +52,7 @@ def find_removable_runs_older_than(age: timedelta) -> list[Path]:
         (when, path) for path in list_runs() if (when := _last_use_time_if_removable(path)) is not None and when < limit
     ]
     old = [path for _, path in sorted(used)]
-    while needed := find_runs_needed_by_others(old):
+    while needed := find_bases_of_adapter_runs(old):
         old = [path for path in old if path not in needed]
     return old
 
@@ -98,7 +98,7 @@ def _last_use_time_if_removable(path: Path) -> datetime | None:
         return None
 
 
-def find_runs_needed_by_others(runs_to_remove: Sequence[Path]) -> dict[Path, list[str]]:
+def find_bases_of_adapter_runs(runs_to_remove: Sequence[Path]) -> dict[Path, list[str]]:
     """Returns those of the directories that other runs need, which are adapters only, with the names of these runs."""
     real = {path.resolve(): path for path in runs_to_remove}
     needed_by: dict[Path, list[str]] = {}

@@ -63,12 +63,12 @@ def save_checkpoint(
     folder: Path,
     snapshot: CheckpointContent,
     keep_last: int,
-    interrupted_step: int | None = None,
+    removable_step: int | None = None,
     peers: CheckpointProcessGroup = SINGLE_PROCESS,
 ) -> Checkpoint:
     """Writes a checkpoint, then removes those that are neither among the last `keep_last` nor the best.
 
-    interrupted_step: see `prune_checkpoints`.
+    removable_step: see `prune_checkpoints`.
     peers: the processes that write their shards; this is the main one, and the others call
         `save_shard_for_main_process`.
 
@@ -102,7 +102,7 @@ def save_checkpoint(
                 announce_no_checkpoint(peers)
     what = f"saved step {snapshot.step}, but cannot remove an older checkpoint"
     with durable.convert_os_errors(what, folder, durable.suggest_write_fix, use_error_filename=True):
-        prune_checkpoints(folder, {snapshot.step, snapshot.best_step}, keep_last, interrupted_step)
+        prune_checkpoints(folder, {snapshot.step, snapshot.best_step}, keep_last, removable_step)
     return saved
 
 
@@ -209,15 +209,15 @@ def _write_and_digest(path: Path, chunks: Iterable[bytes | memoryview]) -> FileE
 
 
 def prune_checkpoints(
-    folder: Path, kept_steps: Collection[int | None], keep_last: int, interrupted_step: int | None = None
+    folder: Path, kept_steps: Collection[int | None], keep_last: int, removable_step: int | None = None
 ) -> None:
     """Removes all checkpoints except the last `keep_last` and those of the steps `kept_steps`. Raises OSError.
 
-    interrupted_step: step of an interruption after which training has gone on. It is not counted among the last, so
+    removable_step: step of an interruption after which training has gone on. It is not counted among the last, so
     that the same checkpoints stay as without the interruption.
     """
     saved = checkpoints.list_checkpoints(folder)
-    last = [step for step, _ in saved if step != interrupted_step][-keep_last:]
+    last = [step for step, _ in saved if step != removable_step][-keep_last:]
     for step, path in saved:
         if step not in last and step not in kept_steps:
             # Renamed first, atomically: a kill in the middle leaves no partial checkpoint.

@@ -60,7 +60,7 @@ class EventStreamResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-class Application:
+class ModelEndpoints:
     """All endpoints of one model. logs_prompts: whether prompts are written to the log."""
 
     def __init__(self, service: ModelService, metrics: Metrics, *, logs_prompts: bool = False) -> None:

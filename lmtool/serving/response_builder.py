@@ -14,7 +14,7 @@ _FINISH_REASONS = {"end": "stop", "stop": "stop", "length": "length", "time": "l
 """Finish reasons of the API by ours."""
 
 
-class _TokenLogprob(NamedTuple):
+class _TokenIdAndLogprobs(NamedTuple):
     """A token of a list of log-probabilities. offset: characters before it. constrained: as in `Token`."""
 
     token: int
@@ -37,7 +37,7 @@ class _Choice:
     calls: list[ToolCall] = field(default_factory=list)
     n_sent: int = 0
     text: str = ""
-    tokens: list[_TokenLogprob] = field(default_factory=list)
+    tokens: list[_TokenIdAndLogprobs] = field(default_factory=list)
     finish: str | None = None
     length: int = 0
     begun: bool = False
@@ -142,9 +142,9 @@ class ResponseBuilder:
             if request.prompt_logprobs:
                 # the first token of a prompt has no log-probability
                 decode, first_id = self._tokenizer.decode, request.prompt.tokens[0]
-                choice.tokens, offset = [_TokenLogprob(first_id, None, (), 0)], len(decode([first_id]))
+                choice.tokens, offset = [_TokenIdAndLogprobs(first_id, None, (), 0)], len(decode([first_id]))
                 for one in token.prompt:
-                    choice.tokens.append(_TokenLogprob(one.id, one.logprob, one.alternatives or (), offset))
+                    choice.tokens.append(_TokenIdAndLogprobs(one.id, one.logprob, one.alternatives or (), offset))
                     offset += len(decode([one.id]))
         text = "" if self._is_echo else token.text
         if choice.parser is not None:
@@ -157,7 +157,9 @@ class ResponseBuilder:
             if self._wants_logprobs and not (self._is_chat and token.finish_reason == "end"):
                 offset = choice.length + len(echoed)
                 alternatives = token.alternatives or ()
-                choice.tokens.append(_TokenLogprob(token.id, token.logprob, alternatives, offset, token.constrained))
+                choice.tokens.append(
+                    _TokenIdAndLogprobs(token.id, token.logprob, alternatives, offset, token.constrained)
+                )
         choice.begun = True
         choice.text += echoed + text
         choice.length += len(echoed) + len(text)
@@ -166,7 +168,7 @@ class ResponseBuilder:
             if choice.calls and choice.finish == "stop":
                 choice.finish = "tool_calls"
 
-    def _format_logprobs(self, tokens: Sequence[_TokenLogprob]) -> dict[str, Any] | None:
+    def _format_logprobs(self, tokens: Sequence[_TokenIdAndLogprobs]) -> dict[str, Any] | None:
         """Returns log-probabilities in the format of the API."""
         if not self._wants_logprobs:
             return None
@@ -184,7 +186,7 @@ class ResponseBuilder:
             **constrained,
         }
 
-    def _format_chat_logprob(self, one: _TokenLogprob) -> dict[str, Any]:
+    def _format_chat_logprob(self, one: _TokenIdAndLogprobs) -> dict[str, Any]:
         def named(token: int, logprob: float | None) -> dict[str, Any]:
             written = self._tokenizer.decode([token]).encode()
             return {"token": self._tokenizer.display_token(token), "logprob": logprob, "bytes": list(written)}

@@ -162,7 +162,7 @@ class Scheduler:
 
         Raises QueueFull and ShuttingDown; iterating raises what the model raises.
         """
-        client = await asyncio.to_thread(self._prepare_client, requests)
+        client = await asyncio.to_thread(self._create_client_with_states, requests)
         with self._changed:
             self._check_not_closing_or_full()
             self._queue.append(client)
@@ -203,7 +203,7 @@ class Scheduler:
         if len(self._queue) + len(self._calls) >= self.n_queued:
             raise QueueFull
 
-    def _prepare_client(self, requests: Sequence[Request]) -> _Client:
+    def _create_client_with_states(self, requests: Sequence[Request]) -> _Client:
         client = _Client(deque(), asyncio.Queue(), time.perf_counter())
         for i, request in enumerate(requests):
             prompt, state = request.prompt, self._engine.create_request_state(request)

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from lmtool import system
 from lmtool.errors import ResourceError
 from lmtool.generation.generate import TextGenerator
-from lmtool.serving.application import Application
+from lmtool.serving.application import ModelEndpoints
 from lmtool.serving.guard import AccessAndLoggingMiddleware, AccessPolicy, log
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.scheduler import Scheduler
@@ -60,7 +60,7 @@ class ServerConfig:
     suffix: str = ""
 
 
-class ResponseWorker(Protocol):
+class BackgroundWorker(Protocol):
     """Computes responses from `open` to `close`, and accepts no more requests after `stop_accepting`."""
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None: ...
@@ -69,7 +69,7 @@ class ResponseWorker(Protocol):
     def describe(self) -> str: ...
 
 
-class _IdleEvictingConnection(H11Protocol):
+class _TimeoutAndEvictionConnection(H11Protocol):
     """A connection that is closed when its client is idle, and after invalid HTTP.
 
     If there are too many, of one client or in all, the one that has waited longest for the head of a request is closed,
@@ -86,7 +86,7 @@ class _IdleEvictingConnection(H11Protocol):
         every = [
             one
             for one in self.connections
-            if isinstance(one, _IdleEvictingConnection) and not one.transport.is_closing()
+            if isinstance(one, _TimeoutAndEvictionConnection) and not one.transport.is_closing()
         ]
         alike = [one for one in every if one._network == self._network]
         crowd = alike if len(alike) > MAX_CONNECTIONS_PER_CLIENT else every if len(every) > MAX_CONNECTIONS else []
@@ -174,13 +174,13 @@ def build_server(generator: TextGenerator, config: ServerConfig) -> tuple[Access
         keeps_prefixes=config.keeps_prefixes,
     )
     service = ModelService(generator, scheduler, config.max_tokens, config.index)
-    application = Application(service, metrics, logs_prompts=config.logs_prompts)
+    application = ModelEndpoints(service, metrics, logs_prompts=config.logs_prompts)
     access = config.access or AccessPolicy(config.host, None)
     return AccessAndLoggingMiddleware(application.app, access, metrics), scheduler
 
 
 def serve_until_signal(
-    app: AccessAndLoggingMiddleware, worker: ResponseWorker, config: ServerConfig, print_line: Callable[[str], None]
+    app: AccessAndLoggingMiddleware, worker: BackgroundWorker, config: ServerConfig, print_line: Callable[[str], None]
 ) -> int:
     """Serves an application until a signal. Returns the number of the signal.
 
@@ -221,12 +221,12 @@ def serve_until_signal(
 
 @asynccontextmanager
 async def running_server(
-    app: AccessAndLoggingMiddleware, worker: ResponseWorker, listener: socket.socket
+    app: AccessAndLoggingMiddleware, worker: BackgroundWorker, listener: socket.socket
 ) -> AsyncIterator[None]:
     """Runs a server on a listening socket inside the context."""
     config = uvicorn.Config(
         app,
-        http=_IdleEvictingConnection,
+        http=_TimeoutAndEvictionConnection,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -130,7 +130,9 @@ class ModelService:
         echoed = tuple(text if isinstance(text, str) else decode(text) for text in inputs) if body.echo else None
         max_tokens = 1 if echo_only else self._resolve_max_tokens(body.max_tokens, DEFAULT_COMPLETION_TOKENS)
         fields: dict[str, Any] = {"n_alternatives": body.logprobs or 0, "prompt_logprobs": prompt_logprobs}
-        return self._build_response(body, self.loaded.prompt_format, prompts, max_tokens, echoed=echoed, **fields)
+        return self._build_requests_and_response_builder(
+            body, self.loaded.prompt_format, prompts, max_tokens, echoed=echoed, **fields
+        )
 
     def prepare_chat(self, body: ChatBody) -> ResponseBuilder:
         """Prepares the response to a chat request. Raises BadRequest, and LmtoolError for unreadable messages."""
@@ -154,7 +156,9 @@ class ModelService:
         max_tokens = max_tokens if context is None else min(max_tokens, context - len(ids))
         prompts = [prompt_format.make_prompt_from_ids(ids)]
         n = body.top_logprobs or 0
-        return self._build_response(body, prompt_format, prompts, max_tokens, calls, n_alternatives=n)
+        return self._build_requests_and_response_builder(
+            body, prompt_format, prompts, max_tokens, calls, n_alternatives=n
+        )
 
     def _check_generates(self) -> None:
         self.generator.check_generates()
@@ -177,7 +181,7 @@ class ModelService:
             raise BadRequest(400, f"max_tokens: at most {self.max_tokens} are generated here", param="max_tokens")
         return min(default, self.max_tokens) if requested is None else requested
 
-    def _build_response(
+    def _build_requests_and_response_builder(
         self,
         body: CompletionBody | ChatBody,
         prompt_format: PromptFormat,

@@ -49,10 +49,10 @@ def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "lmtool"
     except RuntimeError:
-        return _make_private_cache_folder()
+        return _make_private_cache_in_tempdir()
 
 
-def _make_private_cache_folder() -> Path:
+def _make_private_cache_in_tempdir() -> Path:
     """Makes and returns the cache folder of a user without a home. Raises ResourceError.
 
     Nobody else may write to it, because code is loaded from it.
@@ -67,7 +67,7 @@ def _make_private_cache_folder() -> Path:
     return folder
 
 
-def find_writable_cache_path(path: Path) -> Path:
+def find_cache_or_temporary_path(path: Path) -> Path:
     """Returns a path in the cache, or its place in a temporary folder if the cache may not be written; warns once.
 
     Raises ResourceError where there is no temporary folder either.
@@ -91,7 +91,7 @@ def find_writable_cache_path(path: Path) -> Path:
 
 
 def is_cache_temporary() -> bool:
-    """Returns whether `find_writable_cache_path` has put a temporary folder in place of the cache."""
+    """Returns whether `find_cache_or_temporary_path` has put a temporary folder in place of the cache."""
     return cache_folder() in _temporary_caches
 
 
@@ -256,7 +256,7 @@ def hold_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
         with convert_lock_errors(path):
             is_held = system.try_to_lock_file(descriptor)
             if wait and not is_held:
-                system.lock_file(descriptor)
+                system.wait_and_lock_file(descriptor)
         yield is_held or wait
     finally:
         os.close(descriptor)
@@ -305,7 +305,7 @@ def convert_lock_errors(path: Path) -> AbstractContextManager[None]:
     return convert_os_errors(what, path, f"choose a folder on a file system with locks: {_FOLDER_OPTIONS}")
 
 
-def convert_checkpoint_read_errors(path: Path, fix: str) -> AbstractContextManager[None]:
+def convert_checkpoint_os_errors(path: Path, fix: str) -> AbstractContextManager[None]:
     """Converts an OSError in reading a file of a run or a model to a CheckpointError."""
     return convert_os_errors(
         f"{path.name} cannot be read", path, fix, CheckpointError, missing_message=f"{path.name} is missing"

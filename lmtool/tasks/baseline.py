@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lmtool.arrays import Floats, Ints
 from lmtool.printable import format_count
 from lmtool.recipe.grammar import join_with_or
-from lmtool.runs.files import BaselineScores
+from lmtool.runs.files import TaskBaselineScores
 from lmtool.runs.uncertainty import CROSS_VALIDATION, N_FOLDS, are_indistinguishable_scores
 from lmtool.tasks import metrics
 from lmtool.tasks.cells import has_bio_tags
@@ -46,7 +46,7 @@ EmbedTexts = Callable[[Sequence[str]], NDArray[np.float32]]
 """Computes vectors of texts (R, D) of length 1."""
 
 
-class Baseline(BaselineScores):
+class Baseline(TaskBaselineScores):
     """Scores of simple models, formatted for people."""
 
     def describe(self) -> str:
@@ -200,10 +200,10 @@ def has_recurring_words(texts: Sequence[str]) -> bool:
 
     They do not in names, in texts of many languages, and in scripts that do not separate words.
     """
-    return compute_word_overlap_of_halves(texts) >= MIN_KNOWN_WORD_SHARE
+    return compute_split_half_word_coverage(texts) >= MIN_KNOWN_WORD_SHARE
 
 
-def compute_word_overlap_of_halves(texts: Sequence[str]) -> float:
+def compute_split_half_word_coverage(texts: Sequence[str]) -> float:
     """Returns the share of the words of one half of the texts that the other half has too."""
     sample = random.Random(0).sample(texts, min(MAX_WORD_SAMPLE_ROWS, len(texts)))
     words = [re.findall(r"\w+", text.lower()) for text in sample]

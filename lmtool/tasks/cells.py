@@ -136,7 +136,7 @@ def complete_bio_tags(names: Iterable[str]) -> set[str]:
     return {OUTSIDE_TAG, *(f"{begin}{of}" for of in types for begin in "BI")}
 
 
-def parse_answers(cell: Any, context: str) -> tuple[AnswerSpan, ...]:
+def parse_answers_in_context(cell: Any, context: str) -> tuple[AnswerSpan, ...]:
     """Returns the answers of a cell, and checks where they are in the context.
 
     cell: a list of objects with text and answer_start, empty for a question without an answer; or one object with a

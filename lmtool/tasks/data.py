@@ -26,7 +26,7 @@ from lmtool.tokenization.prompt_format import PromptFormat
 
 
 @dataclass(frozen=True)
-class TaskRows:
+class TaskRowSplits:
     """Rows of one task.
 
     Args:
@@ -67,7 +67,7 @@ class TableData:
 
     prompt_format: PromptFormat
     objective: Objective
-    tasks: Sequence[TaskRows]
+    tasks: Sequence[TaskRowSplits]
     split: SavedSplit | None
     batch_size: int
     seed: int
@@ -117,7 +117,7 @@ class TableData:
         """Whether rows have to be left out for a score, or for the temperature or the thresholds of a head."""
         return any(task.texts is not None and (isinstance(task.task, HeadTask) or not task.test) for task in self.tasks)
 
-    def make_cross_validation_folds(self, n_folds: int) -> list["TableData"]:
+    def make_train_test_folds(self, n_folds: int) -> list["TableData"]:
         """Returns the data of each fold of cross-validation: its rows are for testing, the others for training.
 
         Returns none if the rows of a task cannot be divided because all have the same text.

@@ -18,9 +18,9 @@ from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data, TokenizerFile
-from lmtool.runs.files import SavedSplit, TableSplit
+from lmtool.runs.files import SavedSplit, TrainTestRowNumbers
 from lmtool.tasks.build import build_task, get_default_metric, get_task_class, resolve_objective
-from lmtool.tasks.data import TableData, TaskRows
+from lmtool.tasks.data import TableData, TaskRowSplits
 from lmtool.tasks.findings import find_table_problems
 from lmtool.tasks.labels import LabelMap, convert_label_cell_to_text
 from lmtool.tasks.reading import (
@@ -151,7 +151,7 @@ class LabelledTaskParts:
     tables: TaskTables
     parts: dict[str, LabelledTable]
     notices: list[Notice]
-    split: TableSplit | None
+    split: TrainTestRowNumbers | None
 
     @property
     def train(self) -> LabelledTable:
@@ -167,7 +167,7 @@ class LabelledTaskParts:
         """A line for each table some of whose labels were replaced."""
         return list(dict.fromkeys(part.merge_summary for part in self.parts.values() if part.merge_summary))
 
-    def encode(self, recipe: Recipe, prompt_format: PromptFormat) -> TaskRows:
+    def encode(self, recipe: Recipe, prompt_format: PromptFormat) -> TaskRowSplits:
         """Encodes the rows of all parts as token ids."""
         name, labels = self.tables.name, self.train.labels
         classes = labels.names if labels is not None and labels.kind == "class" else ()
@@ -191,7 +191,7 @@ class LabelledTaskParts:
         has_baseline = labels is not None and not isinstance(recipe.objective, Embedding)
         if measured is None:
             has_baseline = has_baseline and len(self.train) > 1 and not isinstance(recipe.objective, Tagging)
-        return TaskRows(
+        return TaskRowSplits(
             task,
             self.tables.weight,
             train,
@@ -316,7 +316,7 @@ def read_and_split_task_tables(
     task: TaskTables,
     recipe: Recipe,
     labels: LabelMap | None,
-    saved_split: TableSplit | None,
+    saved_split: TrainTestRowNumbers | None,
     chat: ChatFormat | None,
     label_order: Sequence[str] = (),
 ) -> LabelledTaskParts:

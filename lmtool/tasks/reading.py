@@ -19,7 +19,7 @@ from lmtool.tasks.cells import (
     complete_bio_tags,
     has_bio_tags,
     parse_and_trim_conversation,
-    parse_answers,
+    parse_answers_in_context,
     parse_label_or_empty,
     parse_nonblank_text,
     parse_tag_list,
@@ -307,7 +307,7 @@ def _make_row_parser(
             return empty._replace(texts=words, label=tags)
         texts = tuple([parse(row, name, parse_text_or_empty) for name in columns.texts])
         if columns.kind == "questions":
-            answers = None if columns.label is None else parse(row, columns.label, parse_answers, texts[1])
+            answers = None if columns.label is None else parse(row, columns.label, parse_answers_in_context, texts[1])
             return empty._replace(texts=texts, answers=answers)
         if columns.input is not None and (more := parse(row, columns.input, parse_text_or_empty)).strip():
             texts = (f"{texts[0]}\n\n{more}",)

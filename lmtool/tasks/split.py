@@ -7,11 +7,11 @@ import numpy as np
 from lmtool.data.files import display_path
 from lmtool.data.split import hash_document_numbers
 from lmtool.errors import CheckpointError, DataError
-from lmtool.runs.files import TableSplit
+from lmtool.runs.files import TrainTestRowNumbers
 from lmtool.tasks.reading import LabelledTable, count_label_names
 
 
-def hold_out_stratified(rows: LabelledTable, fraction: float, seed: int) -> TableSplit:
+def hold_out_stratified(rows: LabelledTable, fraction: float, seed: int) -> TrainTestRowNumbers:
     """Draws the rows to hold out; the same ones whenever table, fraction and seed are the same.
 
     Holds out about `fraction` of the rows of each stratum: at least one row of each stratum with two or more texts, and
@@ -38,7 +38,7 @@ def hold_out_stratified(rows: LabelledTable, fraction: float, seed: int) -> Tabl
         raise DataError(what, where=display_path(rows.table.path), fix=fix)
     train = [item.row for i, item in enumerate(rows.items) if i not in held_out]
     test = [rows.items[i].row for i in sorted(held_out)]
-    return TableSplit(table=rows.table.source, train=train, test=test)
+    return TrainTestRowNumbers(table=rows.table.source, train=train, test=test)
 
 
 def draw_stratified_row_number_folds(rows: LabelledTable, n_folds: int, seed: int) -> list[frozenset[int]]:
@@ -57,7 +57,7 @@ def draw_stratified_row_number_folds(rows: LabelledTable, n_folds: int, seed: in
     return [frozenset(fold) for fold in folds if fold]
 
 
-def apply_split(rows: LabelledTable, split: TableSplit) -> tuple[LabelledTable, LabelledTable]:
+def apply_split(rows: LabelledTable, split: TrainTestRowNumbers) -> tuple[LabelledTable, LabelledTable]:
     """Returns training and held-out rows. Raises CheckpointError unless the split has exactly the rows of the table."""
     index = {item.row: i for i, item in enumerate(rows.items)}
     if len(split.train) + len(split.test) == len(index) and {*split.train, *split.test} == index.keys():

@@ -123,7 +123,7 @@ class CheckpointManager:
 
     thread: writes the checkpoints of a recipe that saves in the background.
     checkpoint: the last saved one; at first the one that training continues from.
-    interrupted_step: the step of that first one, if it was saved only because the run was interrupted.
+    removable_step: the step of that first one, if it was saved only because the run was interrupted.
     peers: processes that share the model, each of which writes its part.
     """
 
@@ -131,7 +131,7 @@ class CheckpointManager:
     spec: Checkpointing
     thread: Executor
     checkpoint: Checkpoint | None = None
-    interrupted_step: int | None = None
+    removable_step: int | None = None
     peers: CheckpointProcessGroup = SINGLE_PROCESS
     _saving: Callable[[], Checkpoint | None] | None = None
     _unsaved: ResourceError | None = None
@@ -193,7 +193,7 @@ class CheckpointManager:
         snapshot = CheckpointContent(step, model, optimizer, state.model_dump(), state.best_step)
         save: Callable[[], Checkpoint | None] = partial(save_shard_for_main_process, snapshot, self.peers)
         if self.run is not None:
-            save = partial(self.run.save_checkpoint, snapshot, self.spec.keep_last, self.interrupted_step, self.peers)
+            save = partial(self.run.save_checkpoint, snapshot, self.spec.keep_last, self.removable_step, self.peers)
         self._saving = self.thread.submit(save).result if self.spec.background else save
         if not self.spec.background:
             yield from self.finish_pending_save()
@@ -223,14 +223,14 @@ class CheckpointManager:
         yield from self.finish_pending_save()
         yield from self._write_or_warn(
             lambda run: run.record_validation_and_prune_checkpoints(
-                state.make_validation_state(step), self.spec.keep_last, self.interrupted_step
+                state.make_validation_state(step), self.spec.keep_last, self.removable_step
             )
         )
 
     def remove_leftover_checkpoints(self) -> Iterator[Warn]:
         """Removes the checkpoints that a killed session should have removed."""
         return self._write_or_warn(
-            lambda run: run.remove_leftover_checkpoints(self.spec.keep_last, self.interrupted_step),
+            lambda run: run.remove_leftover_checkpoints(self.spec.keep_last, self.removable_step),
             "older checkpoints could not be removed",
         )
 

@@ -19,7 +19,7 @@ from lmtool.recipe.spec.text import TABLE_KEYS, Data
 from lmtool.recipe.spec.training import Lbfgs, Tuning
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.runs.reference import Reference
-from lmtool.tasks.baseline import MIN_KNOWN_WORD_SHARE, compute_word_overlap_of_halves
+from lmtool.tasks.baseline import MIN_KNOWN_WORD_SHARE, compute_split_half_word_coverage
 from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.language import choose_encoder
 from lmtool.tasks.prepare import (
@@ -221,7 +221,7 @@ def _plan_default_recipe_for_table(settings: Sequence[Setting], report: Progress
         fix = f"{fix}; or train one from scratch: --recipe transformer-tiny"
         raise UsageError("a table of target texts needs a model that writes", fix=fix)
     texts = sample_texts(tables[0], data.skip_bad_rows)
-    known_fraction = compute_word_overlap_of_halves(texts)
+    known_fraction = compute_split_half_word_coverage(texts)
     shape = TableProperties(tables[0].n_labelled_rows, has_words=known_fraction >= MIN_KNOWN_WORD_SHARE)
     features: tuple[Setting, ...] = ()
     description = f"of {FEATURE_NAMES[0] if shape.has_words else 'character n-grams'}"

@@ -67,7 +67,7 @@ def train_folds(
     """
     recipe, compute = job.recipe, job.compute
     n_parts, n_scored = (N_FOLDS, N_FOLDS) if is_cross_validated(recipe, data) else (N_QUARTERS, 1)
-    folds = data.make_cross_validation_folds(n_parts)[:n_scored]
+    folds = data.make_train_test_folds(n_parts)[:n_scored]
     if not folds:
         return
     mixes_layers = isinstance(recipe.objective, Classification) and recipe.objective.mixes_layers

@@ -17,7 +17,7 @@ from lmtool.data.streaming import BlockStart
 from lmtool.errors import CheckpointError
 from lmtool.objective import Example, TextCutSettings
 from lmtool.runs.files import StreamPosition
-from lmtool.storage.durable import cache_folder, find_writable_cache_path, make_parent_and_scratch_folder
+from lmtool.storage.durable import cache_folder, find_cache_or_temporary_path, make_parent_and_scratch_folder
 from lmtool.training.windows import ExampleSource, TextMixture, Windows
 
 KEPT_BATCHES = 4
@@ -39,7 +39,7 @@ def open_block_stores(
     with ExitStack() as stack:
         folder, is_main = Path(), compute.world.is_main
         if is_main:
-            parent = find_writable_cache_path(cache_folder() / STREAMS_FOLDER / "blocks").parent
+            parent = find_cache_or_temporary_path(cache_folder() / STREAMS_FOLDER / "blocks").parent
             folder = stack.enter_context(make_parent_and_scratch_folder(parent))
         path = Path(compute.world.broadcast_text(str(folder.absolute())))
         opened = []

@@ -12,7 +12,7 @@ from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.objective import supported_objectives
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.checkpoint import SINGLE_PROCESS
-from lmtool.runs.creation import check_output_free_and_writable, create_run
+from lmtool.runs.creation import check_output_free_and_writable, create_and_lock_run
 from lmtool.runs.directory import BASELINE, RECIPE, SPLIT, Run
 from lmtool.runs.files import RunInfo, describe_environment
 from lmtool.runs.load import load_run
@@ -65,7 +65,7 @@ def _create_run(recipe_name: str, job: TrainingJob, options: SessionOptions) -> 
         },
     )
     files = {RECIPE: dump_yaml(recipe).encode(), **tokenizer.serialize_files()}
-    return create_run(options.output, info, files, options.replace_aborted)
+    return create_and_lock_run(options.output, info, files, options.replace_aborted)
 
 
 def describe_model(recipe: Recipe) -> str:
@@ -94,7 +94,7 @@ def train_session(
     """
     recipe, data, state, checkpoint, world = job.recipe, job.data, job.state, job.checkpoint, job.compute.world
     # a checkpoint that only an interruption made is removed after the next one
-    interrupted_step = None if checkpoint is None or is_checkpoint_step(recipe, checkpoint.step) else checkpoint.step
+    removable_step = None if checkpoint is None or is_checkpoint_step(recipe, checkpoint.step) else checkpoint.step
     peers = world.create_text_exchange_group() if world.sharded else SINGLE_PROCESS
     with data.open_streams_for_training(job.compute, state.stream or ()), ThreadPoolExecutor(1) as thread:
         if run is not None:
@@ -113,7 +113,7 @@ def train_session(
             yield RunStarted(run.path, run.name, recipe, data.prompt_format.tokenizer, job.lines, tuple(changes))
             yield from _measure_or_read_baselines(run, job)
         yield from map(Warn, job.warnings)
-        manager = CheckpointManager(run, recipe.checkpoint, thread, checkpoint, interrupted_step, peers)
+        manager = CheckpointManager(run, recipe.checkpoint, thread, checkpoint, removable_step, peers)
         session = TrainingSession(job, manager, options)
         yield from map(Warn, session.warnings)
         try:

@@ -60,7 +60,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
                 run_path=Path("runs/some-run"),
                 step=500,
                 checkpoint_hash=HASH,
-                reference=SimpleNamespace(warnings=warnings, newer_step=None),
+                reference=SimpleNamespace(warnings=warnings, newest_step_after_best=None),
                 check_has_likelihood=lambda: None,
                 to_record=lambda: {"run": "runs/some-run", "step": 500, "checkpoint": HASH},
             )

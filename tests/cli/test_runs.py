@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from lmtool.cli.commands.runs import app
 from lmtool.errors import UsageError
-from lmtool.runs.creation import create_run
+from lmtool.runs.creation import create_and_lock_run
 from lmtool.runs.directory import Run
 from lmtool.runs.files import RunInfo
 from lmtool.runs.saving import CheckpointContent
@@ -26,7 +26,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(runs: Path) -> Run:
-    with create_run(
+    with create_and_lock_run(
         runs / "first",
         RunInfo.create(
             recipe="[red]tiny[/red]",
@@ -75,7 +75,7 @@ def test_a_narrow_terminal_gets_fewer_columns(run: Run, monkeypatch: pytest.Monk
 def test_the_record_of_a_run_has_all_that_is_kept_of_its_data(runs: Path, run: Run) -> None:
     data = {"lines": ["60 rows"], "valid_rows": 6, "features": [{"path": "runs/elmo", "width": 32}]}
     old = RunInfo.create(recipe="r", summary="s", fingerprints={"data": "d0", "tokenizer": "t0"}, data=data)
-    with create_run(runs / "old", old, {"recipe.yaml": b"seed: 1\n", "tokenizer.json": b"{}"}):
+    with create_and_lock_run(runs / "old", old, {"recipe.yaml": b"seed: 1\n", "tokenizer.json": b"{}"}):
         pass
     assert json.loads(call("show", "old", "--json"))["data"] == data
     assert json.loads(call("show", str(run.path), "--json"))["data"] is None
@@ -131,7 +131,7 @@ def test_nothing_is_removed_where_nobody_is_asked(run: Run, monkeypatch: pytest.
 
 
 def test_old_runs_are_removed(run: Run, runs: Path) -> None:
-    other = create_run(
+    other = create_and_lock_run(
         runs / "other",
         RunInfo.create(
             recipe="tiny",

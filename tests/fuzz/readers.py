@@ -41,7 +41,7 @@ from lmtool.recipe.spec.text import (
 )
 from lmtool.runs import checkpoint as checkpoints
 from lmtool.runs import tensors
-from lmtool.runs.creation import create_run
+from lmtool.runs.creation import create_and_lock_run
 from lmtool.runs.damage import find_damaged_run_files
 from lmtool.runs.directory import CHECKPOINTS, Run
 from lmtool.runs.files import ValidationState, read_saved_state
@@ -503,7 +503,7 @@ def _run(place: Path) -> None:
     """A run with a checkpoint at step 2."""
     recipe = load("default", ["data.train=[a.txt]"]).recipe
     files = {"recipe.yaml": dump_yaml(recipe).encode(), "tokenizer.json": b"{}"}
-    with create_run(place, run_info("default"), files) as run:
+    with create_and_lock_run(place, run_info("default"), files) as run:
         run.rewind_and_start_session(step=0, command=["lmtool", "pretrain"], environment={"python": "3"})
         for step in (1, 2):
             run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1.5, "lr": 1e-3, "seconds": 0.5})

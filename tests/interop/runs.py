@@ -14,7 +14,7 @@ from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, TrainedTokenizerSpecBase, WordPieceTokenizer
-from lmtool.runs.creation import create_run
+from lmtool.runs.creation import create_and_lock_run
 from lmtool.runs.files import RunInfo
 from lmtool.runs.load import build_for_training
 from lmtool.runs.saving import CheckpointContent
@@ -68,7 +68,7 @@ def made(
     with torch.no_grad():
         for name, tensor in trained.items():
             nn.init.normal_(tensor, std=std if biases is None or not name.endswith("bias") else biases)
-    with create_run(
+    with create_and_lock_run(
         folder,
         RunInfo.create(
             recipe="small",

@@ -7,7 +7,7 @@ import pytest
 
 from lmtool.recipe.changes import (
     CHANGE_RULES,
-    ChangeRule,
+    ResumeChangeRule,
     checkpoint_selection_values,
     diff_recipes,
     find_change_rule,
@@ -71,7 +71,7 @@ def test_a_change_is_named_and_judged_by_its_rule(name: str) -> None:
         )
 
 
-def row(keys: list[str], rule: ChangeRule) -> str:
+def row(keys: list[str], rule: ResumeChangeRule) -> str:
     names = ", ".join(f"`{key}.*`" if key in WHOLE else f"`{key}`" for key in keys)
     resets = {"best": "best step and patience", "scores": "final scores"}
     told = ", ".join(resets[one] for one in rule.resets) or ("nothing" if rule.may_change else "")
@@ -82,7 +82,7 @@ def test_the_page_has_every_rule() -> None:
     """Keys of one rule share a row, where the first of them stands."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     begin = lines.index("| key | may change | resets | note |") + 2
-    alike: dict[ChangeRule, list[str]] = {}
+    alike: dict[ResumeChangeRule, list[str]] = {}
     for key, rule in CHANGE_RULES.items():
         alike.setdefault(rule, []).append(key)
     expected = [row(keys, rule) for rule, keys in alike.items()]

@@ -13,7 +13,7 @@ from lmtool.data import bundled
 from lmtool.errors import DataError
 from lmtool.recipe.load import load, parse_settings, shipped_recipes
 from lmtool.recipe.spec.objective import Classification, Seq2Seq, Tagging
-from lmtool.report.batch import collate_batch_of_step, format_batch_lines, render_batch_page, tabulate_batch
+from lmtool.report.batch import collate_batch_of_step, format_batch_lines, render_batch_page, tabulate_batch_rows
 from lmtool.training.finetuning import plan_training_for_data
 from tests.support.cases import nightly_but
 from tests.support.shipped import ONE_OF_EACH_KIND
@@ -67,11 +67,11 @@ def given(name, source, *overrides, step=1, rows=1, typed=()):
 
 
 def rows_of(described):
-    return list(tabulate_batch(described))
+    return list(tabulate_batch_rows(described))
 
 
 def only(described):
-    (part,) = tabulate_batch(described)
+    (part,) = tabulate_batch_rows(described)
     return part
 
 
@@ -92,7 +92,7 @@ def test_every_shipped_recipe_is_described(name, text, tables):
     lines = list(map(str, format_batch_lines(described, ascii_only=True)))
     assert load(name).recipe.objective.kind in lines[0]
     html = render_batch_page(described)
-    for part in tabulate_batch(described):
+    for part in tabulate_batch_rows(described):
         assert len({len(column) for column in part.columns.values()}) == 1
         assert part.title.capitalize() in html
         assert " ".join(lines).count(part.title)
@@ -121,7 +121,7 @@ ROWS = {
 def test_columns_are_the_tensors_of_the_batch(text, tables, what):
     described = given(*ROWS[what], rows=8)
     batch, tokenizer = described.batch, described.tokenizer
-    parts = list(tabulate_batch(described))
+    parts = list(tabulate_batch_rows(described))
     if batch.source_BS is not None:
         sources, parts = parts[::2], parts[1::2]
         assert [part.columns["id"] for part in sources] == batch.source_BS.tolist()

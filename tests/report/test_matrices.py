@@ -7,7 +7,7 @@ import pytest
 
 from lmtool.errors import UsageError
 from lmtool.recipe.load import load
-from lmtool.report.matrices import compute_forward_matrices, format_matrix_lines
+from lmtool.report.matrices import compute_first_layer_matrices, format_matrix_lines
 from tests.reference.attention import alibi_slope, rotated
 from tests.reference.transformer import sinusoid, softmax
 
@@ -21,7 +21,7 @@ def silu(number):
 def matrices(name, *overrides):
     return {
         title: matrix.double().numpy()
-        for title, matrix in compute_forward_matrices(load(name, (*SMALL, *overrides)).recipe)
+        for title, matrix in compute_first_layer_matrices(load(name, (*SMALL, *overrides)).recipe)
     }
 
 
@@ -125,10 +125,10 @@ def test_tokens_alone_are_no_sum():
 )
 def test_what_has_no_small_head_is_refused(name, override):
     with pytest.raises(UsageError, match="--numbers"):
-        compute_forward_matrices(load(name, (override,) if name == "lstm" else (*SMALL, override)).recipe)
+        compute_first_layer_matrices(load(name, (override,) if name == "lstm" else (*SMALL, override)).recipe)
 
 
 def test_matrices_are_printed_as_lines():
-    title, row, *_ = format_matrix_lines(compute_forward_matrices(load("transformer-tiny", SMALL).recipe))
+    title, row, *_ = format_matrix_lines(compute_first_layer_matrices(load("transformer-tiny", SMALL).recipe))
     assert title.startswith("PE(p)")
     assert row.split() == ["0.0000", "1.0000"] * 3

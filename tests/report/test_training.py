@@ -77,7 +77,7 @@ def test_many_steps_are_drawn_as_means():
     records = [
         {"step": i, "loss": float(i), "valid_loss": 7.0 if i == 500 else None, "lr": 0.1} for i in range(1, 1001)
     ]
-    found = downsample_by_averaging(records, max_records=100)
+    found = downsample_by_averaging(records, approximate_max_records=100)
     assert len(found) <= 102
     assert found[0]["step"] == 10
     assert found[0]["loss"] == 5.5

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lmtool.runs import checkpoint, tensors
-from lmtool.runs.creation import create_run
+from lmtool.runs.creation import create_and_lock_run
 from lmtool.runs.directory import CHECKPOINTS, Run
 from lmtool.runs.lock import is_run_locked
 from lmtool.runs.saving import CheckpointContent
@@ -32,7 +32,7 @@ def save(run: Run, step: int) -> None:
 
 
 def new_run(folder: Path) -> Run:
-    run = create_run(folder, run_info(), FILES)
+    run = create_and_lock_run(folder, run_info(), FILES)
     run.rewind_and_start_session(step=0, command=[], environment={})
     return run
 

@@ -104,7 +104,7 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
 def test_a_checkpoint_of_an_interruption_is_none_of_the_last(tmp_path: Path, best_step: int, left: list[int]) -> None:
     for step in (20, 40, 45):
         save(tmp_path, step)
-    save(tmp_path, 60, best_step, keep_last=2, interrupted_step=45)
+    save(tmp_path, 60, best_step, keep_last=2, removable_step=45)
     assert names(tmp_path) == step_names(*left)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtool.runs.creation import create_run
+from lmtool.runs.creation import create_and_lock_run
 from lmtool.runs.damage import find_damaged_run_files
 from lmtool.runs.directory import Run
 from lmtool.runs.files import RunInfo, ValidationState
@@ -34,7 +34,7 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
     prints = {"data": "d0", "tokenizer": "t0"}
     info = RunInfo.create(recipe="tiny", summary="", fingerprints=prints)
-    with create_run(tmp_path / "run", info, {"recipe.yaml": b"", "tokenizer.json": b"{}"}) as run:
+    with create_and_lock_run(tmp_path / "run", info, {"recipe.yaml": b"", "tokenizer.json": b"{}"}) as run:
         run.rewind_and_start_session(step=0, command=["lmtool"], environment={})
         for step in (1, 2):
             run.metrics.append({"step": step, "loss": 2.0, "gradient_norms": {"h": [1.0, None]}})

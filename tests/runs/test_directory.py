@@ -15,7 +15,7 @@ import torch
 
 from lmtool import __version__
 from lmtool.errors import CheckpointError, ResourceError, UsageError
-from lmtool.runs.creation import check_output_free_and_writable, create_run
+from lmtool.runs.creation import check_output_free_and_writable, create_and_lock_run
 from lmtool.runs.directory import Run
 from lmtool.runs.files import Session, ValidationState, describe_environment
 from lmtool.runs.lock import RunLock
@@ -71,7 +71,7 @@ def logged_steps(run: Run) -> list[int]:
     ],
 )
 def test_a_run_is_named_after_day_and_recipe_in_few_letters(runs: Path, recipe: str, shown: str) -> None:
-    with create_run(None, run_info(recipe), FILES) as run:
+    with create_and_lock_run(None, run_info(recipe), FILES) as run:
         assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d-{re.escape(shown)}-[0-9a-f]{{4}}", run.name)
         assert len(run.name) <= 32
         assert run.path.parent == runs
@@ -80,7 +80,7 @@ def test_a_run_is_named_after_day_and_recipe_in_few_letters(runs: Path, recipe: 
 def test_names_do_not_collide(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = iter(["7f3a", "7f3a", "7f3a", "01bc"])
     monkeypatch.setattr("secrets.token_hex", lambda n: next(tokens))
-    with create_run(None, run_info(), FILES) as first, create_run(None, run_info(), FILES) as second:
+    with create_and_lock_run(None, run_info(), FILES) as first, create_and_lock_run(None, run_info(), FILES) as second:
         assert first.name.endswith("-tiny-7f3a")
         assert second.name.endswith("-tiny-01bc")
 
@@ -89,7 +89,7 @@ def test_a_new_run_keeps_its_files_and_environment(runs: Path, tmp_path: Path) -
     folder = tmp_path / "deep" / "er"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
-    with create_run(folder, run_info(), FILES) as run:
+    with create_and_lock_run(folder, run_info(), FILES) as run:
         run.rewind_and_start_session(step=0, command=["lmtool", "pretrain"], environment=describe_environment("cpu"))
     assert names(run.path) == [".lock", "checkpoints", "notes.txt", "recipe.yaml", "run.json", "tokenizer.json"]
     assert {path.name: path.read_bytes() for path in (run.recipe_path, run.tokenizer_path)} == FILES
@@ -121,7 +121,10 @@ def test_a_clock_may_be_wrong(year: str) -> None:
 )
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path, used: str) -> None:
     (tmp_path / used).write_text("mine")
-    for attempt in (lambda: check_output_free_and_writable(tmp_path), lambda: create_run(tmp_path, run_info(), FILES)):
+    for attempt in (
+        lambda: check_output_free_and_writable(tmp_path),
+        lambda: create_and_lock_run(tmp_path, run_info(), FILES),
+    ):
         with pytest.raises(UsageError) as caught:
             attempt()
         assert caught.value.where == str(tmp_path)
@@ -137,7 +140,10 @@ def test_a_folder_that_cannot_be_written_is_refused_first(
     blocked = tmp_path / "file" / "out"
     monkeypatch.setenv("LMTOOL_RUNS", str(blocked))
     folder = blocked if explicit else None
-    for attempt in (lambda: check_output_free_and_writable(folder), lambda: create_run(folder, run_info(), FILES)):
+    for attempt in (
+        lambda: check_output_free_and_writable(folder),
+        lambda: create_and_lock_run(folder, run_info(), FILES),
+    ):
         with pytest.raises(ResourceError) as caught:
             attempt()
         assert caught.value.where == str(blocked)
@@ -154,7 +160,7 @@ def test_a_check_of_the_output_folder_leaves_nothing(runs: Path, tmp_path: Path)
 @pytest.mark.parametrize("number", range(1, 6))
 def test_a_full_disk_while_making_a_run_frees_the_lock(runs: Path, tmp_path: Path, number: int) -> None:
     with failing_call(number=number), refuses("no_space"):
-        create_run(tmp_path / "out", run_info(), FILES)
+        create_and_lock_run(tmp_path / "out", run_info(), FILES)
     RunLock(tmp_path / "out").release()
     # Either there is no run, or a complete one.
     if (tmp_path / "out" / "run.json").exists():
@@ -166,13 +172,16 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_begun_again(make: MakeR
     with refuses("output_exists"):
         check_output_free_and_writable(aborted.path)
     check_output_free_and_writable(aborted.path, replace_aborted=True)
-    with create_run(aborted.path, run_info("other"), FILES, replace_aborted=True) as again:
+    with create_and_lock_run(aborted.path, run_info("other"), FILES, replace_aborted=True) as again:
         assert again.info.recipe == "other"
         assert names(again.path) == [".lock", "checkpoints", "recipe.yaml", "run.json", "tokenizer.json"]
         with refuses("checkpoint"):  # it is in use
             check_output_free_and_writable(aborted.path, replace_aborted=True)
     begun = make(folder=tmp_path / "begun")
-    for attempt in (check_output_free_and_writable, lambda folder, retry: create_run(folder, run_info(), FILES, retry)):
+    for attempt in (
+        check_output_free_and_writable,
+        lambda folder, retry: create_and_lock_run(folder, run_info(), FILES, retry),
+    ):
         with refuses("checkpoint"):
             attempt(begun.path, True)
     (tmp_path / "recipe.yaml").write_text("mine")
@@ -266,7 +275,7 @@ def test_the_best_is_found_without_reading_the_others(make: MakeRun, recorded: i
 
 
 def test_the_newest_is_the_best_before_any_validation(runs: Path) -> None:
-    with create_run(None, run_info(), FILES) as run:
+    with create_and_lock_run(None, run_info(), FILES) as run:
         with refuses("no_checkpoint"):
             run.find_best_or_newest_checkpoint()
         for step in (1, 2):

@@ -19,7 +19,7 @@ from torch import Tensor
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.runs import checkpoint, saving
 from lmtool.runs.checkpoint import Checkpoint
-from lmtool.runs.creation import create_run
+from lmtool.runs.creation import create_and_lock_run
 from lmtool.runs.saving import CheckpointContent
 from lmtool.storage import durable
 from tests.support.damage import flip_bit, sign
@@ -227,7 +227,7 @@ def test_no_process_waits_where_the_checkpoint_is_there_already(tmp_path: Path) 
 
 
 def test_no_process_waits_for_logs_that_cannot_be_written(tmp_path: Path) -> None:
-    run = create_run(tmp_path / "run", run_info(), FILES)
+    run = create_and_lock_run(tmp_path / "run", run_info(), FILES)
     with run, failing_call(run, "_sync_logs"), refuses("no_space"):
         together(
             lambda peers: run.save_checkpoint(CheckpointContent(4, {}, {}, {}), keep_last=1, peers=peers),

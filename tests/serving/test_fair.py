@@ -157,14 +157,14 @@ def test_a_client_does_not_wait_for_all_texts_of_another(talker: str) -> None:
 def test_probabilities_of_a_prompt_are_computed_once_for_all_samples(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n_computed, compute = 0, Engine._score_read_tokens
+    n_computed, compute = 0, Engine._score_next_window_tokens
 
     def counted(self: Engine, *given: Any) -> Any:
         nonlocal n_computed
         n_computed += 1
         return compute(self, *given)
 
-    monkeypatch.setattr(Engine, "_score_read_tokens", counted)
+    monkeypatch.setattr(Engine, "_score_next_window_tokens", counted)
     with server.http() as client:
         body = {"prompt": "Who saw the ball?", "n": 8, "max_tokens": 2, "echo": True, "logprobs": 2}
         answer = client.post("/v1/completions", json=body).json()

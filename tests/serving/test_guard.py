@@ -252,7 +252,7 @@ def test_who_reads_slowly_is_waited_for() -> None:
     waits: list[Callable[[], None]] = []
     transport, loop = MagicMock(), MagicMock()
     loop.call_later.side_effect = lambda seconds, call, *given: waits.append(partial(call, *given)) or MagicMock()
-    connection = server._IdleEvictingConnection(uvicorn.Config(MagicMock()), ServerState(), {}, loop)
+    connection = server._TimeoutAndEvictionConnection(uvicorn.Config(MagicMock()), ServerState(), {}, loop)
     for unsent in (1000, 900, 400):
         transport.get_write_buffer_size.return_value = unsent
         if not waits:

@@ -4,7 +4,7 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
-from lmtool.runs.creation import create_run
+from lmtool.runs.creation import create_and_lock_run
 from lmtool.runs.directory import Run
 from lmtool.runs.files import RunInfo
 
@@ -53,7 +53,7 @@ RECIPE = (
 
 def make(folder: Path, *, name="made", kind="causal", seed=1, text="w0rd", steps=40, **info) -> Run:
     """A run with losses 5 - step / 10, a validation every ten steps, and a sample beside it."""
-    with create_run(
+    with create_and_lock_run(
         folder / name,
         RunInfo.create(
             recipe=text,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from lmtool.runs.creation import create_run
+from lmtool.runs.creation import create_and_lock_run
 from lmtool.runs.directory import Run
 from lmtool.runs.files import RunInfo
 from lmtool.runs.saving import CheckpointContent
@@ -26,7 +26,7 @@ def make_run(
     name: str = "tiny", folder: Path | None = None, steps: tuple[int, ...] = (10, 20), finished: bool = False
 ) -> Run:
     """Makes a run with a checkpoint at each of the given steps, the first being the best, and releases its lock."""
-    with create_run(folder, run_info(name), FILES) as run:
+    with create_and_lock_run(folder, run_info(name), FILES) as run:
         command = ["lmtool", "pretrain", "a b.txt"]
         run.rewind_and_start_session(step=0, command=command, environment={"python": "3", "gpu": None})
         for step in steps:

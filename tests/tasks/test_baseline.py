@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 
-from lmtool.runs.files import BaselineScores
+from lmtool.runs.files import TaskBaselineScores
 from lmtool.tasks import baseline
 from lmtool.tasks.baseline import Baseline, format_mean_baseline, has_recurring_words, score_or_cross_validate_baseline
 from lmtool.tasks.reading import LabelledTable
@@ -168,7 +168,7 @@ def test_words_recur_in_half_of_the_texts() -> None:
 def test_a_baseline_is_read_back_and_compared() -> None:
     figures = {"kind": "class", "part": "test", "metric": "accuracy", "constant": 0.223, "linear": 0.881}
     found = Baseline.model_validate({**figures, "features": "words and pairs", "fitted": 10, "rows": 10})
-    assert Baseline(**dict(BaselineScores.model_validate(found.model_dump()))) == found
+    assert Baseline(**dict(TaskBaselineScores.model_validate(found.model_dump()))) == found
     assert "below" not in found.format_comparison({"accuracy": 0.9}, 10_000)
     assert "70.0 % is below it" in found.format_comparison({"accuracy": 0.7}, 1000)
     assert "--recipe linear or more --epochs" in found.format_comparison(

@@ -12,7 +12,7 @@ from lmtool.tasks.cells import (
     CellError,
     complete_bio_tags,
     has_bio_tags,
-    parse_answers,
+    parse_answers_in_context,
     parse_tag_list,
     parse_words,
     repair_bio_tags,
@@ -99,7 +99,7 @@ CONTEXT = "Otto gave Ida the key. Ida has it."
     ],
 )
 def test_answers(cell: Any, wanted: tuple[AnswerSpan, ...]) -> None:
-    assert parse_answers(cell, CONTEXT) == wanted
+    assert parse_answers_in_context(cell, CONTEXT) == wanted
 
 
 @pytest.mark.parametrize(
@@ -117,5 +117,5 @@ def test_answers(cell: Any, wanted: tuple[AnswerSpan, ...]) -> None:
 )
 def test_wrong_answers_are_faults(cell: Any, what: str, fix: str) -> None:
     with pytest.raises(CellError, match=what) as caught:
-        parse_answers(cell, CONTEXT)
+        parse_answers_in_context(cell, CONTEXT)
     assert re.search(fix, caught.value.fix)

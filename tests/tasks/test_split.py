@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import CheckpointError, DataError
-from lmtool.runs.files import TableSplit
+from lmtool.runs.files import TrainTestRowNumbers
 from lmtool.tasks.reading import make_shared_rows_notice
 from lmtool.tasks.split import apply_split, draw_stratified_row_number_folds, hold_out_stratified
 from tests.tasks.labelled import labelled, read
@@ -66,7 +66,7 @@ def test_strata_of_numbers_and_several_labels(tmp_path: Path) -> None:
 def test_a_split_is_restored_from_its_row_numbers(tmp_path: Path) -> None:
     examples = labelled(tmp_path, *["x", "y"] * 30)
     held = hold_out_stratified(examples, 0.2, 3)
-    saved = TableSplit.model_validate_json(held.model_dump_json())
+    saved = TrainTestRowNumbers.model_validate_json(held.model_dump_json())
     assert apply_split(examples, saved) == apply_split(examples, held)
     for test in saved.test[1:], [*saved.test[1:], 99], [*saved.test[1:], saved.test[1]]:
         with pytest.raises(CheckpointError, match="does not fit"):

@@ -127,7 +127,7 @@ def test_the_best_weights_are_used_until_it_is_resumed(work: Work, validations: 
     validations(2.0, 1.5)
     last = ended(work.pretrain(stop=after(7)))
     assert (last.reason, last.best_step, last.best_value) == ("interrupted", 7, 1.5)
-    assert (load_run(str(work.run())).step, load_run(str(work.run())).reference.newer_step) == (7, None)
+    assert (load_run(str(work.run())).step, load_run(str(work.run())).reference.newest_step_after_best) == (7, None)
     summary = summarize_run(work.run())
     assert (summary.metric, summary.value, summary.part) == ("loss", 1.5, "validation")
     assert [saved.step for saved in summary.checkpoints if saved.best] == [7]
@@ -143,9 +143,9 @@ def test_worse_weights_are_named_and_not_used(work: Work, validations: Script) -
     last = ended(work.pretrain(stop=after(7)))
     assert (last.best_step, last.best_value) == (4, 2.0)
     loaded = load_run(str(work.run()))
-    assert (loaded.step, loaded.reference.newer_step) == (4, 7)
-    assert load_run(f"{work.run()}@7").reference.newer_step is None
-    assert load_run(f"{work.run()}@4").reference.newer_step is None
+    assert (loaded.step, loaded.reference.newest_step_after_best) == (4, 7)
+    assert load_run(f"{work.run()}@7").reference.newest_step_after_best is None
+    assert load_run(f"{work.run()}@4").reference.newest_step_after_best is None
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])

@@ -16,7 +16,7 @@ from lmtool.data.store import read_store_manifest
 from lmtool.errors import UsageError
 from lmtool.interop.references import IMPORTS_FOLDER
 from lmtool.printable import format_count
-from lmtool.runs.removal import find_runs_needed_by_others
+from lmtool.runs.removal import find_bases_of_adapter_runs
 from lmtool.storage import durable
 
 _ENTRY_FILE_NAME = r"(?P<key>[0-9a-f]{64})\.entry"
@@ -104,7 +104,7 @@ def remove_cache_entry_or_explain(entry: CacheEntryInfo) -> str:
 
     Raises ResourceError when it cannot be removed.
     """
-    if entry.kind == "models" and (needed_by := find_runs_needed_by_others([entry.path])):
+    if entry.kind == "models" and (needed_by := find_bases_of_adapter_runs([entry.path])):
         return f"{next(iter(needed_by.values()))[0]} holds only adapters to its weights"
     with durable.hold_lock(entry.lock, wait=False) as is_free:
         if not is_free:

@@ -169,7 +169,7 @@ def evaluate(
         if folder := next(filter(os.path.isdir, text or ()), None):
             fix = f"name the tables in it: lmtool eval {run} {os.path.join(folder, '*.csv')}"
             raise UsageError("a folder is not a table", where=folder, fix=fix)
-        model = load_model(run, device, precision).with_num_beams(num_beams)
+        model = load_model(run, device, precision).with_evaluation_num_beams(num_beams)
         describe(model, quiet)
         with temporary_table_files(text or (), data.encoding) as sources:
             shows = is_main_process() and not quiet

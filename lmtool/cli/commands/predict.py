@@ -98,7 +98,7 @@ def predict(
     converses = prompt is None and predicting.reads_conversations(loaded, data)
     with temporary_table_file(table, texts or [], columns, converses, loaded.recipe.data, data) as source:
         if prompt is None:
-            answers = predicting.predict_table_lazily(loaded.with_num_beams(num_beams), source, task, data)
+            answers = predicting.predict_table_lazily(loaded.with_evaluation_num_beams(num_beams), source, task, data)
         else:
             limits: dict[str, Any] = {"max_new_tokens": max_new_tokens or DEFAULT_NEW_TOKENS, "form": form}
             params = SamplingParams("greedy", **limits)

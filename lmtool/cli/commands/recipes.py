@@ -77,7 +77,7 @@ def draw(
     if numbers and output is not None:
         raise UsageError("--numbers prints, and writes no page", fix="omit -o, or --numbers")
     if numbers:
-        return print_lines(*matrices.format_matrix_lines(matrices.compute_forward_matrices(recipe)))
+        return print_lines(*matrices.format_matrix_lines(matrices.compute_first_layer_matrices(recipe)))
     drawn = drawing.draw_model(recipe, Path(name).stem)
     show_picture(partial(drawing.format_model_lines, drawn), partial(drawing.render_model_page, drawn), output)
 

@@ -179,7 +179,7 @@ def compare(
     from lmtool.interop.resolve import resolve_reference
     from lmtool.runs.history import (
         RunHistory,
-        compare_summaries,
+        collect_summary_values,
         explain_indistinguishable_scores,
         find_differing_recipe_values,
     )
@@ -208,7 +208,9 @@ def compare(
         tests = {"tests": [one.to_json() for one in tested]} if tested else {}
         print_json(replace_nonfinite({"runs": summaries, "differences": different, "notes": notes} | tests), indent=1)
         return
-    rows = [[name, *map(_format_value, values)] for name, values in (compare_summaries(histories) | different).items()]
+    rows = [
+        [name, *map(_format_value, values)] for name, values in (collect_summary_values(histories) | different).items()
+    ]
     heading = ["", *(history.name for history in histories)]
     table = Table(box=None, pad_edge=False, show_header=False)
     for name in heading:

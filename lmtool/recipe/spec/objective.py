@@ -246,7 +246,7 @@ class Classification(Spec):
         return self.layers in ("mix", "mix-hidden")
 
 
-class PerTokenHead(Spec):
+class PerTokenHeadBase(Spec):
     """Base of the heads that score each token."""
 
     layers: Literal["last", "mix"] | NonNegativeInt = "last"
@@ -256,7 +256,7 @@ class PerTokenHead(Spec):
     """Dropout of these states."""
 
 
-class Tagging(PerTokenHead):
+class Tagging(PerTokenHeadBase):
     """Predict a tag for each word of a sentence, from the state of its first token."""
 
     kind: Literal["tagging"]
@@ -267,7 +267,7 @@ class Tagging(PerTokenHead):
     instead of a softmax for each word."""
 
 
-class QuestionAnswering(PerTokenHead):
+class QuestionAnswering(PerTokenHeadBase):
     """Predict the first and the last token of the answer to a question in a context (Devlin et al. 2019)."""
 
     kind: Literal["question-answering"]

@@ -184,6 +184,6 @@ def test_what_was_used_lately_stays(folder: Path) -> None:
 
 def test_a_model_that_adapters_need_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_all(folder)
-    monkeypatch.setattr(module, "find_runs_needed_by_others", lambda paths: {path: ["tuned"] for path in paths})
+    monkeypatch.setattr(module, "find_bases_of_adapter_runs", lambda paths: {path: ["tuned"] for path in paths})
     assert {entry.kind for entry in find_cache_entries() if remove_cache_entry_or_explain(entry)} == {"models"}
     assert made["models"].exists()
