@@ -19,7 +19,7 @@ from lmtool.tasks.baseline import Baseline, EmbedTexts, score_or_cross_validate_
 from lmtool.tasks.heads import HeadTask, ScoredRows
 from lmtool.tasks.reading import LabelledTable
 from lmtool.tasks.results import Results
-from lmtool.tasks.rows import EncodedRow, TableExamples
+from lmtool.tasks.rows import EncodedRow, LengthBucketedExamples
 from lmtool.tasks.split import draw_stratified_row_number_folds
 from lmtool.tasks.task import ModelWithObjective, Task
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -86,7 +86,7 @@ class TableData:
         return tuple(warning for task in self.tasks for warning in task.warnings)
 
     @property
-    def per_epoch(self) -> int:
+    def examples_per_epoch(self) -> int:
         return sum(max(1, round(task.weight * len(task.train))) for task in self.tasks)
 
     @property
@@ -175,11 +175,11 @@ class TableData:
     def check_has_examples(self) -> None:
         """Does nothing, because every row is an example."""
 
-    def make_training_examples(self, objective: Objective) -> TableExamples:
+    def make_training_examples(self, objective: Objective) -> LengthBucketedExamples:
         """Returns the training rows in their order."""
         rows = [row for task in self.tasks for row in task.train]
         parts = [(len(task.train), task.weight) for task in self.tasks]
-        return TableExamples(rows, self.batch_size, self.seed, parts, self.tasks[0].task.resample_row)
+        return LengthBucketedExamples(rows, self.batch_size, self.seed, parts, self.tasks[0].task.resample_row)
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: ExecutionContext) -> ValidationResult:
         """Computes loss and metrics on the validation rows of all tasks."""

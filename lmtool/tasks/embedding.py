@@ -188,7 +188,7 @@ def with_inferred_or_checked_loss(spec: Embedding, columns: Columns) -> Embeddin
     return spec
 
 
-def ranking_metrics(query_QD: Floats, document_MD: Floats, relevant: Sequence[set[int]]) -> MetricValues:
+def ranking_metrics(unit_query_QD: Floats, unit_document_MD: Floats, relevant: Sequence[set[int]]) -> MetricValues:
     """Computes means over queries of how documents are ranked by the cosines of vectors of length 1.
 
     recall@k: share of the relevant documents among the first k. mrr: 1 / rank of the first relevant one. ndcg@10:
@@ -199,8 +199,8 @@ def ranking_metrics(query_QD: Floats, document_MD: Floats, relevant: Sequence[se
     discounts = 1 / np.log2(np.arange(RANKING_DEPTH) + 2)
     recalls: list[list[float]] = []
     reciprocal, gains = [], []
-    for start in range(0, len(query_QD), QUERY_BATCH):
-        cosine_QM = query_QD[start : start + QUERY_BATCH] @ document_MD.T
+    for start in range(0, len(unit_query_QD), QUERY_BATCH):
+        cosine_QM = unit_query_QD[start : start + QUERY_BATCH] @ unit_document_MD.T
         for cosine_M, documents in zip(cosine_QM, relevant[start:], strict=False):
             first_N = np.argsort(-cosine_M, kind="stable")[:RANKING_DEPTH]
             hit_N = np.isin(first_N, list(documents))

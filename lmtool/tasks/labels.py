@@ -205,14 +205,14 @@ def convert_label_cell_to_text(value: Any) -> LabelCell | None:
     return None
 
 
-def merge_and_count_labels(cell: LabelCell, merges: Mapping[str, str], counts: Counter[str]) -> LabelCell:
-    """Replaces labels in a cell. merges: new names by old ones. counts: incremented for each old name replaced."""
+def merge_and_count_labels(cell: LabelCell, merges: Mapping[str, str], replaced_counts: Counter[str]) -> LabelCell:
+    """Replaces labels in a cell. merges: new names by old ones. replaced_counts: incremented for each old name replaced."""
     if isinstance(cell, tuple):
-        counts.update(name for name in cell if name in merges)
+        replaced_counts.update(name for name in cell if name in merges)
         return tuple(merges.get(name, name) for name in cell)
     if cell not in merges and SEPARATOR in cell:
-        return SEPARATOR.join(merge_and_count_labels(split_label_names(cell), merges, counts)) or cell
-    counts.update([cell] if cell in merges else [])
+        return SEPARATOR.join(merge_and_count_labels(split_label_names(cell), merges, replaced_counts)) or cell
+    replaced_counts.update([cell] if cell in merges else [])
     return merges.get(cell, cell)
 
 

@@ -92,7 +92,9 @@ def read_labelled_rows_and_task(
         spec = with_inferred_or_checked_loss(spec.with_unvalidated_values({"loss": "auto"}), columns)
         loaded = replace(loaded, recipe=loaded.recipe.with_unvalidated_values({"objective": spec}))
     else:
-        table, columns, trained_columns = _open_with_columns(loaded, source, task_name, read_options, labelled=True)
+        table, columns, trained_columns = _open_with_trained_columns(
+            loaded, source, task_name, read_options, labelled=True
+        )
         if isinstance(spec, Classification | Tagging):
             label_kind = cast(LabelKind, spec.task) if isinstance(spec, Classification) else "tags"
             labels = LabelMap(label_kind, spec.labels)
@@ -163,7 +165,9 @@ def predict_table_lazily(
     task_name, read_options: as for `evaluate_tables`. Raises UsageError unless the run was fine-tuned on a table, and
     the errors of tables.
     """
-    table, columns, trained_columns = _open_with_columns(loaded, source, task_name, read_options, labelled=False)
+    table, columns, trained_columns = _open_with_trained_columns(
+        loaded, source, task_name, read_options, labelled=False
+    )
     trained_task = build_task_with_saved_calibration(loaded, task_name, trained_columns, ())
     skipped = SkippedRowCounts() if loaded.recipe.data.skip_bad_rows or read_options.skip_bad_rows else None
 
@@ -235,7 +239,7 @@ def make_task_model(loaded: LoadedModel) -> ModelWithObjective:
     return ModelWithObjective(loaded.model, loaded.objective, loaded.compute)
 
 
-class _TableWithColumns(NamedTuple):
+class _TableWithTrainedColumns(NamedTuple):
     """A table with its columns, and these with the text names of training, which some models read."""
 
     table: Table
@@ -243,9 +247,9 @@ class _TableWithColumns(NamedTuple):
     trained_columns: Columns
 
 
-def _open_with_columns(
+def _open_with_trained_columns(
     loaded: LoadedModel, source: str, task_name: str, read_options: Data, *, labelled: bool
-) -> _TableWithColumns:
+) -> _TableWithTrainedColumns:
     """Opens a table with its columns as in training unless `read_options` names others. Raises UsageError for a wrong
     task."""
     data = loaded.recipe.data
@@ -273,7 +277,7 @@ def _open_with_columns(
         what = f"the model reads {format_count(n_texts, 'text')} in a row, not {len(columns.texts)}"
         fix = "give --text-column once for each of them, in this order"
         raise UsageError(what, where=f"trained on {', '.join(map(quote, data.text_columns))}"[:200], fix=fix)
-    return _TableWithColumns(table, columns, replace(columns, texts=data.text_columns) if n_texts else columns)
+    return _TableWithTrainedColumns(table, columns, replace(columns, texts=data.text_columns) if n_texts else columns)
 
 
 def open_table_in_training_format(source: str, trained: Data, read_options: Data) -> Table:

@@ -49,7 +49,7 @@ MAX_COUNTED_ROWS = 5_000
 
 
 @dataclass(frozen=True)
-class TaskTables:
+class UnreadTaskTables:
     """The tables of one task. The training table is open, the others are paths.
 
     name: prefix of each source; empty for a single-task model. weight: how often an epoch has each row.
@@ -63,7 +63,7 @@ class TaskTables:
     weight: float = 1.0
 
     @cached_property
-    def n_labelled_rows(self) -> int:
+    def n_labelled_training_rows(self) -> int:
         """The number of rows except those without a label, also bad ones; reads the table once."""
         label = find_label_index(self.table, self.columns)
         if label is None:
@@ -72,7 +72,7 @@ class TaskTables:
         return sum(1 for _, values, fault in records if fault or convert_label_cell_to_text(values[label]) != "")
 
 
-def open_training_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
+def open_training_tables(data: Data, kind: RowKind | None = "texts") -> list[UnreadTaskTables]:
     """Opens the training table of each task of a recipe, and chooses its columns.
 
     kind: of the rows of a single table; None infers it. Raises UsageError if the recipe names tables wrongly, and the
@@ -85,13 +85,13 @@ def open_training_tables(data: Data, kind: RowKind | None = "texts") -> list[Tas
         if len(data.train) != 1 or len(data.valid) > 1:
             raise UsageError("a model is trained on one table", where="data.train", fix="name one, or several tasks")
         valid = data.valid[0] if data.valid else None
-        return [TaskTables("", *_open_table(data.train[0], data, kind), valid, data.test)]
+        return [UnreadTaskTables("", *_open_table(data.train[0], data, kind), valid, data.test)]
     tests = dict(_split_name_and_file(text, "data.task_tests", "nli:test.csv") for text in data.task_tests)
     tables = parse_tables_and_weights(data)
     if unknown := next((name for name in tests if name not in tables), None):
         raise UsageError(f"no task is named {unknown}", where="data.task_tests", fix=f"name {' or '.join(tables)}")
     return [
-        TaskTables(name, *_open_table(file, data), None, tests.get(name), weight)
+        UnreadTaskTables(name, *_open_table(file, data), None, tests.get(name), weight)
         for name, (file, weight) in tables.items()
     ]
 
@@ -109,20 +109,20 @@ def parse_tables_and_weights(data: Data) -> dict[str, tuple[str, float]]:
     return tables
 
 
-def sample_texts(tables: TaskTables, skip_bad_rows: bool) -> list[str]:
+def sample_texts(tables: UnreadTaskTables, skip_bad_rows: bool) -> list[str]:
     """Returns the joined texts of each of the first training rows. Raises a RowError as `read_labelled_table` does."""
     rows = stream_unlabelled_rows(tables.table, tables.columns, SkippedRowCounts() if skip_bad_rows else None)
     return ["\n".join(item.texts) for _, item in islice(rows, MAX_SAMPLE_ROWS)]
 
 
-def mean_rows_per_class_or_zero(tables: TaskTables, data: Data) -> float:
+def mean_rows_per_class_or_zero(tables: UnreadTaskTables, data: Data) -> float:
     """Returns the mean number of training rows of a class.
 
     Returns 0 if rows have not one class each, if there are MAX_COUNTED_ROWS or more, and if rows are bad, which raise
     an error when they are read for training.
     """
     columns = tables.columns
-    if columns.label is None or columns.has_targets or tables.n_labelled_rows >= MAX_COUNTED_ROWS:
+    if columns.label is None or columns.has_targets or tables.n_labelled_training_rows >= MAX_COUNTED_ROWS:
         return 0.0
     try:
         rows = read_labelled_table(tables.table, columns, skip_bad_rows=data.skip_bad_rows, merges=data.merge_labels)
@@ -137,18 +137,18 @@ def _open_table(source: str, data: Data, kind: RowKind | None = "texts") -> tupl
     return table, choose_columns(table, data, kind=kind)
 
 
-def _split_name_and_file(text: str, recipe_key: str, example: str) -> tuple[str, str]:
-    name, _, file = text.partition(":")
+def _split_name_and_file(name_colon_file: str, recipe_key: str, example: str) -> tuple[str, str]:
+    name, _, file = name_colon_file.partition(":")
     if not (name and file):
-        raise UsageError(f"{text!r:.60} is not NAME:FILE", where=recipe_key, fix=f"write {example}")
+        raise UsageError(f"{name_colon_file!r:.60} is not NAME:FILE", where=recipe_key, fix=f"write {example}")
     return name, file
 
 
 @dataclass(frozen=True)
-class LabelledTaskParts:
+class LabelledTablesByPart:
     """The texts of one task's tables by part. notices: of all parts. split: to save; None if none was drawn."""
 
-    tables: TaskTables
+    tables: UnreadTaskTables
     parts: dict[str, LabelledTable]
     notices: list[Notice]
     split: TrainTestRowNumbers | None
@@ -206,7 +206,7 @@ class LabelledTaskParts:
 
 def read_and_encode_tables(
     recipe: Recipe,
-    tasks: Sequence[TaskTables],
+    tasks: Sequence[UnreadTaskTables],
     tokenizer: Tokenizer | None,
     saved_split: SavedSplit | None = None,
     label_order: Sequence[str] = (),
@@ -225,7 +225,7 @@ def read_and_encode_tables(
     """
     _refuse_unsuitable_tables(recipe, tasks)
     if not recipe.data.tasks:
-        data = recipe.data.with_unvalidated_values(_to_recipe_column_keys(tasks[0].columns))
+        data = recipe.data.with_unvalidated_values(_to_data_column_keys(tasks[0].columns))
         recipe = recipe.with_unvalidated_values({"data": data})
     if tokenizer is None and isinstance(recipe.tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
@@ -254,7 +254,9 @@ def read_and_encode_tables(
         tokenizer = Tokenizer.train(recipe.tokenizer, corpus)
     prompt_format = PromptFormat.from_recipe(recipe, tokenizer)
     rows = [texts.encode(recipe, prompt_format) for texts in texts_of_tasks]
-    recipe = _with_steps_and_vocab_size(recipe, sum(round(task.weight * len(task.train)) for task in rows), tokenizer)
+    recipe = _with_resolved_epochs_and_vocab_size(
+        recipe, sum(round(task.weight * len(task.train)) for task in rows), tokenizer
+    )
     metric, spec, known = recipe.evaluation.metric, recipe.objective, ("loss", *rows[0].task.metrics)
     if metric not in known:
         kind_of = f"labels of kind {spec.task}" if isinstance(spec, Classification) else f"objective {spec.kind}"
@@ -271,7 +273,7 @@ def read_and_encode_tables(
     )
 
 
-def _refuse_unsuitable_tables(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
+def _refuse_unsuitable_tables(recipe: Recipe, tasks: Sequence[UnreadTaskTables]) -> None:
     """Raises UsageError or DataError for tables that the model of a recipe cannot learn from."""
     spec = recipe.objective
     for task in tasks:
@@ -294,7 +296,7 @@ def _refuse_unsuitable_tables(recipe: Recipe, tasks: Sequence[TaskTables]) -> No
 
 
 def check_tables(
-    recipe: Recipe, tasks: Sequence[TaskTables], tokenizer: Tokenizer | None, bytes_per_token: float | None
+    recipe: Recipe, tasks: Sequence[UnreadTaskTables], tokenizer: Tokenizer | None, bytes_per_token: float | None
 ) -> tuple[list[str], list[Notice]]:
     """Returns lines that describe tables, and all notices about them; see `find_table_problems`.
 
@@ -313,13 +315,13 @@ def check_tables(
 
 
 def read_and_split_task_tables(
-    task: TaskTables,
+    task: UnreadTaskTables,
     recipe: Recipe,
     labels: LabelMap | None,
     saved_split: TrainTestRowNumbers | None,
     chat: ChatFormat | None,
     label_order: Sequence[str] = (),
-) -> LabelledTaskParts:
+) -> LabelledTablesByPart:
     """Reads the rows for training, validation and testing; holds out a part unless a validation table is given.
 
     labels: the known ones. saved_split: the rows that are held out, if they are known. chat: checks conversations.
@@ -336,7 +338,7 @@ def read_and_split_task_tables(
 
     def read_other_table(source: str) -> LabelledTable:
         """Reads another table with the columns and labels of the training table. Raises DataError if it lacks one."""
-        keys = _to_recipe_column_keys(train.columns)
+        keys = _to_data_column_keys(train.columns)
         requested = Data(encoding=data.encoding, delimiter=data.delimiter, **keys)
         table = open_table(source, requested)
         names = chain.from_iterable((value,) if isinstance(value, str) else value or () for value in keys.values())
@@ -360,7 +362,7 @@ def read_and_split_task_tables(
         parts["train"], parts["validation"] = apply_split(train, drawn)
     if task.test:
         parts["test"] = read_other_table(task.test)
-    return LabelledTaskParts(task, parts, notices, drawn)
+    return LabelledTablesByPart(task, parts, notices, drawn)
 
 
 def _make_skip_notices(skipped: SkippedRowCounts, of_table: str = "") -> list[Notice]:
@@ -368,7 +370,7 @@ def _make_skip_notices(skipped: SkippedRowCounts, of_table: str = "") -> list[No
     return [Notice("skipped rows", skipped.count, text)] if skipped.count else []
 
 
-def _to_recipe_column_keys(columns: Columns) -> dict[str, Any]:
+def _to_data_column_keys(columns: Columns) -> dict[str, Any]:
     """Returns the keys of `Data` that name these columns."""
     if columns.messages is not None:
         return {"messages_column": columns.messages}
@@ -377,7 +379,7 @@ def _to_recipe_column_keys(columns: Columns) -> dict[str, Any]:
     return {"text_columns": columns.texts, "label_column": columns.label}
 
 
-def _with_steps_and_vocab_size(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
+def _with_resolved_epochs_and_vocab_size(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
     """Returns the recipe with its steps for `n_rows` rows in an epoch, and with the size of the vocabulary."""
     training, steps, every = recipe.training, recipe.training.steps, recipe.evaluation.every
     if training.epochs is not None:

@@ -122,7 +122,7 @@ class PromptTemplate:
 
 
 @dataclass(frozen=True)
-class PromptingResults:
+class PromptingMetrics:
     """Results of prompting on one table.
 
     Args:
@@ -190,14 +190,14 @@ def parse_answers_or_use_labels(values: Sequence[str], labels: Sequence[str]) ->
     return answers
 
 
-def evaluate_prompts(
+def evaluate_prompt_by_likelihood(
     loaded: LoadedModel,
     source: str,
     prompt: PromptTemplate,
     read_options: Data = AS_IN_TRAINING,
     skipped: SkippedRowCounts | None = None,
     report: Progress = no_progress,
-) -> PromptingResults:
+) -> PromptingMetrics:
     """Chooses for each row of a table the answer that a language model finds most probable after its prompt.
 
     Processes share the rows. read_options, skipped: as for `evaluate_tables`. Raises UsageError for prompts and answers
@@ -238,7 +238,7 @@ def evaluate_prompts(
         if prompt.calibrate:
             calibrated[key] = class_metrics(true_R, calibrate_scores(score_RA, free_FA).argmax(1), names)
     majority = float(np.bincount(true_R).max() / len(true_R))
-    return PromptingResults(source, len(texts), answers, plain, calibrated, majority, texts.items)
+    return PromptingMetrics(source, len(texts), answers, plain, calibrated, majority, texts.items)
 
 
 def generate_answers_lazily(
@@ -250,7 +250,7 @@ def generate_answers_lazily(
 ) -> LazyTablePredictions:
     """Generates an answer after the prompt of each row of a table, in bounded memory.
 
-    The output columns are the stripped answer, and why it ended; see `Completion`. Raises as `evaluate_prompts`, and as
+    The output columns are the stripped answer, and why it ended; see `Completion`. Raises as `evaluate_prompt_by_likelihood`, and as
     `TextGenerator.generate` does.
     """
     trained = generator.loaded.recipe.data

@@ -44,7 +44,7 @@ class ContextWindow(EncodedRow):
     null: int
 
 
-class BestAnswerSpan(NamedTuple):
+class ExtractedAnswer(NamedTuple):
     """The best span of a question over its windows.
 
     start: first character in the context. null_score: score of the null span, the lowest of all windows, minus that of
@@ -116,7 +116,7 @@ class SpanTask(Task):
 
     def _extract_answers_and_loss(
         self, model: ModelWithObjective, rows: Sequence[EncodedRow]
-    ) -> tuple[list[BestAnswerSpan], float]:
+    ) -> tuple[list[ExtractedAnswer], float]:
         """Finds the best span of each question; returns it and the mean loss of a window, NaN without answers."""
         windows = cast(Sequence[ContextWindow], rows)
 
@@ -131,12 +131,12 @@ class SpanTask(Task):
             window, (best, start, stop, _) = max(windows_and_spans, key=lambda pair: float(pair[1][0]))
             null = min(float(scores[3]) for _, scores in windows_and_spans)
             if not np.isfinite(best):
-                answers.append(BestAnswerSpan("", 0, np.inf))
+                answers.append(ExtractedAnswer("", 0, np.inf))
                 continue
             first, last = int(window.characters_N2[int(start), 0]), int(window.characters_N2[int(stop), 1])
             text = window.item.texts[1][first:last]
             first += len(text) - len(text.lstrip())
-            answers.append(BestAnswerSpan(text.strip(), first, null - float(best)))
+            answers.append(ExtractedAnswer(text.strip(), first, null - float(best)))
         return answers, evaluated.loss
 
     def _find_best_and_null_span(self, window: ContextWindow, scores_T2: Floats) -> Floats:
@@ -154,7 +154,7 @@ class SpanTask(Task):
     def calibrate(self, model: ModelWithObjective, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
         self._fit_null_threshold(self._extract_answers_and_loss(model, rows)[0], _get_questions(rows))
 
-    def _fit_null_threshold(self, extracted: Sequence[BestAnswerSpan], questions: Sequence[LabelledRow]) -> None:
+    def _fit_null_threshold(self, extracted: Sequence[ExtractedAnswer], questions: Sequence[LabelledRow]) -> None:
         if self._spec.null_threshold is None:
             pairs = zip(extracted, questions, strict=True)
             scores = [compute_word_f1(one.text, _get_answer_texts(item)) for one, item in pairs]
@@ -193,7 +193,7 @@ class SpanTask(Task):
         answers = self.predict_cells(model, rows)
         return [Prediction(str(text), {}, start=cast(int | None, start)) for text, start, _ in answers]
 
-    def _select_texts(self, extracted: Sequence[BestAnswerSpan]) -> list[str]:
+    def _select_texts(self, extracted: Sequence[ExtractedAnswer]) -> list[str]:
         """Returns the text of each answer; empty if there is none."""
         return [one.text if one.null_score <= self.threshold else "" for one in extracted]
 

@@ -160,7 +160,7 @@ def stream_unlabelled_rows(
     Reads conversations up to the last message that is not the assistant's. chat: checks conversations. Bad rows raise a
     RowError, or are counted in `skipped`.
     """
-    parse = _make_row_parser(table, replace(columns, label=None), chat, has_answers=False)
+    parse = _make_row_parser(table, replace(columns, label=None), chat, ends_with_assistant=False)
     return _parse_or_skip_rows(table.rows(skipped), lambda row: (row, parse(row)), skipped)
 
 
@@ -204,8 +204,8 @@ def read_labelled_table(
     counter = skipped if skip_bad_rows else None
     n_left_out = Counter[str]()
     merged = Counter[str]()
-    usable = _drop_unusable_rows(table, columns, counter, n_left_out)
-    items = list(_parse_or_skip_rows(usable, _make_row_parser(table, columns, chat, has_answers=True), counter))
+    usable = _drop_blank_and_unlabelled_rows(table, columns, counter, n_left_out)
+    items = list(_parse_or_skip_rows(usable, _make_row_parser(table, columns, chat, ends_with_assistant=True), counter))
     notices: list[Notice] = []
     label_map: LabelMap | None = None
     if columns.label is not None and columns.kind != "questions":
@@ -217,11 +217,11 @@ def read_labelled_table(
         label_parser = _LabelParser(table, columns, labels, labels.kind if labels else default, cells)
         items = list(_parse_or_skip_rows(items, label_parser.parse, counter))
         if label_parser.kind == "class" and labels is None:
-            items = list(label_parser.drop_single_row_classes(items, counter))
+            items = list(label_parser.skip_or_refuse_single_row_classes(items, counter))
         names: Collection[str] = count_label_names(items)
         names = complete_bio_tags(names) if label_parser.are_bio else names
         label_map = labels or LabelMap.from_names(label_parser.kind, names)
-        notices = label_parser.make_notices(cells, is_kind_inferred=not (labels or kind))
+        notices = label_parser.make_label_format_notices(cells, is_kind_inferred=not (labels or kind))
     if not items:
         what = "no rows remain" if skipped.count or n_left_out.total() else "the table has no rows"
         fix = str(skipped) if skipped.count else "name a table with rows"
@@ -254,7 +254,7 @@ def find_label_index(table: Table, columns: Columns) -> int | None:
     return table.names.index(str(columns.label)) if is_of_texts else None
 
 
-def _drop_unusable_rows(
+def _drop_blank_and_unlabelled_rows(
     table: Table, columns: Columns, skipped: SkippedRowCounts | None, n_left_out: Counter[str]
 ) -> Iterator[Row]:
     """Yields the rows with texts and labels; counts the others in `n_left_out` by keys of LEFT_OUT_ROWS."""
@@ -277,11 +277,11 @@ def _describe_column(table: Table, columns: Columns) -> str:
 
 
 def _make_row_parser(
-    table: Table, columns: Columns, chat: ChatFormat | None, *, has_answers: bool
+    table: Table, columns: Columns, chat: ChatFormat | None, *, ends_with_assistant: bool
 ) -> Callable[[Row], LabelledRow]:
     """Returns a function that returns the texts of a row, and its label as it is written, or raises a RowError.
 
-    chat: checks conversations. has_answers: conversations end with an answer.
+    chat: checks conversations. ends_with_assistant: conversations end with an answer.
     """
     index = {name: i for i, name in enumerate(table.names)}
 
@@ -296,10 +296,10 @@ def _make_row_parser(
         empty = LabelledRow((), None, None, row.number, row.line)
         if columns.messages is not None:
             tools = () if columns.tools is None else parse(row, columns.tools, parse_tools)
-            messages = parse(row, columns.messages, parse_and_trim_conversation, has_answers, chat, tools)
-            read = messages[:-1] if has_answers else messages
+            messages = parse(row, columns.messages, parse_and_trim_conversation, ends_with_assistant, chat, tools)
+            read = messages[:-1] if ends_with_assistant else messages
             text = "\n".join(f"{message['role']}: {message['content']}" for message in read)
-            target = messages[-1]["content"] if has_answers else None
+            target = messages[-1]["content"] if ends_with_assistant else None
             return empty._replace(texts=(text,), target=target, messages=messages, tools=tools)
         if columns.kind == "words":
             words = parse(row, columns.texts[-1], parse_words)
@@ -333,7 +333,7 @@ class _LabelParser:
         self.are_bio = kind == "tags" and has_bio_tags(labels.names if labels else chain.from_iterable(cells))
         self._n_repaired = self._n_unknown = 0
 
-    def make_notices(self, cells: Sequence[LabelCell], *, is_kind_inferred: bool) -> list[Notice]:
+    def make_label_format_notices(self, cells: Sequence[LabelCell], *, is_kind_inferred: bool) -> list[Notice]:
         """Returns notices of repaired tags, and of numbers that are not written as those of Python."""
         if self._n_repaired:
             n = format_count(self._n_repaired, "entity begins", "entities begin")
@@ -356,7 +356,7 @@ class _LabelParser:
     def parse(self, item: LabelledRow) -> LabelledRow:
         """Returns the row with its label parsed. Raises RowError, also for a label that the training table lacks."""
         try:
-            label = self._parse_label(cast(LabelCell, item.label))
+            label = self._parse_names_or_number(cast(LabelCell, item.label))
             if self._labels is not None and (name := self._labels.find_unknown(label)) is not None:
                 self._n_unknown += 1
                 noun, nouns = ("tag", "tags") if self.kind == "tags" else ("label", "classes")
@@ -372,7 +372,7 @@ class _LabelParser:
             raise self._table.row_error(error.kind, error.what, item.row, item.line, label_column, error.fix) from None
         return item._replace(label=label)
 
-    def _parse_label(self, cell: LabelCell) -> Label:
+    def _parse_names_or_number(self, cell: LabelCell) -> Label:
         if self.kind == "tags":
             tags, n_repaired = repair_bio_tags(cell) if self.are_bio else (tuple(cell), 0)
             self._n_repaired += n_repaired
@@ -397,7 +397,7 @@ class _LabelParser:
         is_ = "several labels" if isinstance(cell, tuple) else quote(cell, 30)
         raise CellError("wrong label", f"the label is {is_}, not {needed}", fix)
 
-    def drop_single_row_classes(
+    def skip_or_refuse_single_row_classes(
         self, items: Sequence[LabelledRow], skipped: SkippedRowCounts | None
     ) -> Iterator[LabelledRow]:
         """Yields the rows whose class has several rows, or a name that resembles another.

@@ -56,7 +56,7 @@ class EncodedRow:
         return Example(self.tokens, rng, self.target, follows, *parts)
 
 
-class TableExamples:
+class LengthBucketedExamples:
     """Rows in an order that is a function of the seed, with rows of similar length together.
 
     An epoch is a permutation; pools of BATCHES_PER_POOL batches of it are sorted by length and cut into batches, which
@@ -83,7 +83,7 @@ class TableExamples:
         self._batch_size = batch_size
         self._seed = seed
         self._parts = [(n, max(1, round(times * n))) for n, times in parts or [(len(rows), 1.0)]]
-        self.per_epoch = sum(n_drawn for _, n_drawn in self._parts)
+        self.examples_per_epoch = sum(n_drawn for _, n_drawn in self._parts)
         self._lengths_R = np.array([sum(row.lengths) for row in rows])
         # Another thread may read rows of another epoch meanwhile.
         self._order_of_epoch = lru_cache(2)(self._compute_length_bucketed_order)
@@ -106,7 +106,7 @@ class TableExamples:
         return True
 
     def _find_rows(self, sample_S: NDArray[np.int64]) -> list[int]:
-        n = self.per_epoch
+        n = self.examples_per_epoch
         return [int(self._order_of_epoch(int(sample) // n)[int(sample) % n]) for sample in sample_S]
 
     def _compute_length_bucketed_order(self, epoch: int) -> NDArray[np.int64]:

@@ -204,14 +204,14 @@ class TableSample:
 
     def has_free_texts(self, name: str) -> bool:
         """Returns whether all filled cells are texts, neither constant nor classes, as answers may be."""
-        return self.has_varying_texts(name) and not self.count_possible_classes(name)
+        return self.has_varying_texts(name) and not self.count_possible_classes_or_zero(name)
 
     def is_constant(self, name: str) -> bool:
         """Returns whether a column has many filled cells, all equal."""
         cells = self.filled_cells(name)
         return len(cells) > MAX_INTEGER_CLASSES and all(cell == cells[0] for cell in cells)
 
-    def count_possible_classes(self, name: str) -> int:
+    def count_possible_classes_or_zero(self, name: str) -> int:
         """Counts the different cells if these may be classes: at most MAX_INTEGER_CLASSES that recur, none empty;
         returns 0 otherwise."""
         values = [convert_label_cell_to_text(cell) for cell in self.cells[name]]
@@ -273,7 +273,7 @@ class TableSample:
                 n_same += are_same or (len(long) <= 2 * len(short) and _is_subsequence(short, long))
         return n_compared >= MIN_COMPARED_ROWS and n_same >= MAJORITY_SHARE * n_compared
 
-    def drop_columns_with_repeated_texts(self, names: Sequence[str]) -> list[str]:
+    def drop_duplicate_text_columns(self, names: Sequence[str]) -> list[str]:
         """Returns the columns without those that hold the same texts as an earlier one."""
         kept: list[str] = []
         for name in names:
@@ -293,11 +293,11 @@ class TableSample:
         """Returns whether one column's name contains the other's, and each class goes with one of the other column, in
         enough rows to be no chance."""
         short, long = sorted((normalize_name(name), normalize_name(other)), key=len)
-        n, cells = self.count_possible_classes(name), self.cells[name]
+        n, cells = self.count_possible_classes_or_zero(name), self.cells[name]
         if (
             short not in long
             or n < MIN_RENAMED_CLASSES
-            or n != self.count_possible_classes(other)
+            or n != self.count_possible_classes_or_zero(other)
             or len(cells) < MIN_ROWS_PER_CLASS * n
         ):
             return False
@@ -503,7 +503,7 @@ def _find_related_text_columns(sample: TableSample) -> tuple[str, ...]:
     if pair := _find_language_pair_columns(sample):
         return pair
     prose = [name for name, cells in sample.cells.items() if are_certainly_texts(cells)]
-    prose = sample.drop_columns_with_repeated_texts(prose)
+    prose = sample.drop_duplicate_text_columns(prose)
     differ = all(_are_mostly_different(sample, name) for name in prose)
     return tuple(prose) if len(prose) == 2 and differ else ()
 
@@ -624,7 +624,7 @@ def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool)
     if not texts:
         prose = [name for name, cells in sample.cells.items() if name != label and are_certainly_texts(cells)]
         prose.sort(key=lambda name: sum(map(len, map(str, sample.cells[name]))))
-        prose = sample.drop_columns_with_repeated_texts(prose)
+        prose = sample.drop_duplicate_text_columns(prose)
         # With a header a column of prose may be about another one, and is then named.
         if len(prose) <= 1 or not sample.has_header:
             texts = tuple(name for name in sample.names if name in prose)
@@ -635,7 +635,7 @@ def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool)
             reasons[label] = reason
     if not texts and (label or not labelled):
         rest = [name for name in sample.names if name != label and not are_certainly_no_texts(sample.cells[name])]
-        texts = tuple(rest) if len(rest) == 1 and not sample.count_possible_classes(rest[0]) else ()
+        texts = tuple(rest) if len(rest) == 1 and not sample.count_possible_classes_or_zero(rest[0]) else ()
         reasons |= dict.fromkeys(texts, "is the only one of words")
     unknown = {} if texts else {"--text-column": "the text"}
     unknown |= {"--label-column": "the label"} if labelled and label is None else {}
@@ -661,13 +661,13 @@ def _find_read_and_ignored_text_columns_by_name(
         prose = [name for name in ranked if are_certainly_texts(sample.cells[name])]
         if labelled and label is None and prose:
             # One that holds classes may be the label.
-            ranked = [name for name in ranked if name in prose or not sample.count_possible_classes(name)]
+            ranked = [name for name in ranked if name in prose or not sample.count_possible_classes_or_zero(name)]
         no_codes = [name for name in others if not are_certainly_no_texts(sample.cells[name])]
-        kept = sample.drop_columns_with_repeated_texts([name for name in ranked if name in no_codes]) or ranked[:1]
+        kept = sample.drop_duplicate_text_columns([name for name in ranked if name in no_codes]) or ranked[:1]
         if TITLE_NAMES.issuperset(map(normalize_name, kept)):
             ends = [name for name in no_codes if name not in usual and get_last_word(name) in TEXT_NAMES]
-            kept = sample.drop_columns_with_repeated_texts([*kept, *ends])
-        kept = sample.drop_columns_with_repeated_texts([*kept, *_find_companions(sample, kept, label)])
+            kept = sample.drop_duplicate_text_columns([*kept, *ends])
+        kept = sample.drop_duplicate_text_columns([*kept, *_find_companions(sample, kept, label)])
         texts = tuple(name for name in others if name in kept)
     return texts, tuple(name for name in _find_other_texts(sample, texts) if name != label) if texts else ()
 
@@ -687,8 +687,8 @@ def _are_mostly_different(sample: TableSample, name: str) -> bool:
 def _find_other_texts(sample: TableSample, read: Sequence[str]) -> tuple[str, ...]:
     """Finds columns of prose that hold other texts than the columns that are read."""
     prose = (name for name, cells in sample.cells.items() if name not in read and are_certainly_texts(cells))
-    n_read = len(sample.drop_columns_with_repeated_texts(read))
-    return tuple(sample.drop_columns_with_repeated_texts([*read, *prose])[n_read:])
+    n_read = len(sample.drop_duplicate_text_columns(read))
+    return tuple(sample.drop_duplicate_text_columns([*read, *prose])[n_read:])
 
 
 def _refuse_lists_as_texts(sample: TableSample, label: str | None) -> None:
@@ -748,7 +748,7 @@ def _are_row_numbers(cells: Sequence[Value]) -> bool:
 
 def _count_classes_by_column(sample: TableSample, texts: Sequence[str]) -> dict[str, int]:
     """Counts the classes of each column that may be a label; 0 for a column of numbers with fractions."""
-    found = {name: sample.count_possible_classes(name) for name in sample.names if name not in texts}
+    found = {name: sample.count_possible_classes_or_zero(name) for name in sample.names if name not in texts}
     if not sample.has_header:
         return {name: n for name, n in found.items() if n}
     found = {name: n for name, n in found.items() if get_last_word(name) not in METADATA_SUFFIXES}
@@ -768,7 +768,7 @@ def _find_label_column_by_cells(sample: TableSample, texts: Sequence[str]) -> tu
         cells = sample.filled_cells(name)
         are_texts = len(cells) > MAX_INTEGER_CLASSES and are_certainly_texts(cells)
         are_lists = any(isinstance(cell, list | dict) for cell in cells)
-        has_id_name = get_last_word(name) in ID_SUFFIXES and not sample.count_possible_classes(name)
+        has_id_name = get_last_word(name) in ID_SUFFIXES and not sample.count_possible_classes_or_zero(name)
         if are_texts or are_lists or has_id_name or _are_row_numbers(cells):
             return None, ""
         return name, BY_ELIMINATION

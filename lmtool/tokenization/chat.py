@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.printable import printable
-from lmtool.tokenization.encoder import encode_text
+from lmtool.tokenization.encoder import encode_without_special_tokens
 from lmtool.tokenization.inner import ROLE_KEYS, token_content
 from lmtool.tokenization.template import SandboxedTemplate, TemplateRefusal
 from lmtool.tokenization.tokenizer import Tokenizer, replace_surrogates
@@ -179,7 +179,7 @@ class ChatFormat:
 
     def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Encodes the messages up to where the assistant's next turn begins."""
-        return self._restore_ids(self._encode([self._render(messages, add_generation_prompt=True)]))
+        return self._restore_ids(self._encode([self._render_escaped(messages, add_generation_prompt=True)]))
 
     def encode_conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Encodes the whole conversation, and marks the ids that the assistant writes: content and end of each turn.
@@ -216,7 +216,7 @@ class ChatFormat:
         """Returns the ids that end a turn: those of the tokenizer, and the one that ends an assistant's turn."""
         user, answer = Message(role="user", content="a"), Message(role="assistant", content="yes")
         try:
-            _, answered, behind = self._render([user, answer]).rpartition(answer["content"])
+            _, answered, behind = self._render_escaped([user, answer]).rpartition(answer["content"])
         except (CheckpointError, MessagesRefusedError):
             return self._ends
         match = self._special_regex.search(behind) if answered else None
@@ -224,9 +224,9 @@ class ChatFormat:
 
     def check_messages(self, messages: Sequence[Message]) -> None:
         """Raises MessagesRefusedError when the template refuses the messages."""
-        self._render(messages)
+        self._render_escaped(messages)
 
-    def _render(
+    def _render_escaped(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False, generation_marks: Sequence[str] = ()
     ) -> str:
         """Renders the template, with texts of messages that spell a special token escaped."""
@@ -268,7 +268,7 @@ class ChatFormat:
         """Returns the text and the character offsets of its {% generation %} blocks."""
         opens, closes = f"<{self._key}o>", f"<{self._key}c>"
         text, spans = "", []
-        before, *turns = self._render(messages, generation_marks=(opens, closes)).split(opens)
+        before, *turns = self._render_escaped(messages, generation_marks=(opens, closes)).split(opens)
         text += before
         for turn in turns:
             written, _, after = turn.partition(closes)
@@ -278,10 +278,13 @@ class ChatFormat:
 
     def _render_with_assistant_spans(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
         """Returns the text and the offsets of the assistant's turns, by comparison with the texts of fewer messages."""
-        text, spans = self._render(messages), []
+        text, spans = self._render_escaped(messages), []
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
-                before, after = self._render(messages[:i], add_generation_prompt=True), self._render(messages[: i + 1])
+                before, after = (
+                    self._render_escaped(messages[:i], add_generation_prompt=True),
+                    self._render_escaped(messages[: i + 1]),
+                )
                 if not (text.startswith(after) and after.startswith(before)):
                     raise CheckpointError(
                         "the chat template writes a turn in another way when others follow it, or than it asks for it",
@@ -355,7 +358,9 @@ class ChatFormat:
 
     def _encode(self, parts: Sequence[str]) -> Encoding:
         """Encodes the parts of a rendered text as one text, in the ids of `_tokenizer_with_hidden_special_tokens`."""
-        return encode_text(self._tokenizer_with_hidden_special_tokens[0], "".join(map(self._unescape, parts)))
+        return encode_without_special_tokens(
+            self._tokenizer_with_hidden_special_tokens[0], "".join(map(self._unescape, parts))
+        )
 
     def _restore_ids(self, encoding: Encoding) -> list[int]:
         others = self._tokenizer_with_hidden_special_tokens[1]

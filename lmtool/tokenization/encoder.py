@@ -63,7 +63,7 @@ def convert_encoding_errors() -> Iterator[None]:
         raise CheckpointError(f"the tokenizer cannot encode this text: {str(error)[:120]}", fix=fix) from error
 
 
-def encode_text(inner: Inner, text: str) -> Encoding:
+def encode_without_special_tokens(inner: Inner, text: str) -> Encoding:
     """Encodes a text with `inner`, and lets other threads run if it is long."""
     with convert_encoding_errors():
         if len(text) > LONG_TEXT_CHARACTERS:

@@ -219,12 +219,14 @@ def list_token_names(inner: Inner) -> list[str]:
     return names
 
 
-def trained_special_token_roles(names: list[str]) -> SpecialTokenIdsByRole:
-    """Returns the roles of a tokenizer trained by lmtool. Raises ValueError when `names` are not those of one."""
+def trained_special_token_roles(token_names: list[str]) -> SpecialTokenIdsByRole:
+    """Returns the roles of a tokenizer trained by lmtool. Raises ValueError when `token_names` are not those of one."""
     first = len(SPECIAL_TOKENS)
-    if tuple(names[:first]) != SPECIAL_TOKENS or "" in names:
+    if tuple(token_names[:first]) != SPECIAL_TOKENS or "" in token_names:
         raise ValueError("its first entries are not lmtool's special tokens")
-    n_sentinels = next((n for n, name in enumerate(names[first:]) if name != f"<extra_id_{n}>"), len(names) - first)
+    n_sentinels = next(
+        (n for n, name in enumerate(token_names[first:]) if name != f"<extra_id_{n}>"), len(token_names) - first
+    )
     stop = first + n_sentinels
     pad, bos, eos, unk, mask, sep, cls = range(first)
     specials = frozenset(range(stop))

@@ -204,11 +204,13 @@ class PromptFormat:
             return Prompt(tuple(ids_with_special_tokens))
         return Prompt((ids_with_special_tokens[-1],), tuple(ids_with_special_tokens[:-1]), joined=True)
 
-    def make_answer_prompt(self, source: Sequence[int], target_prefix: Sequence[int] = ()) -> Prompt:
+    def make_answer_prompt(
+        self, source_with_special_tokens: Sequence[int], target_prefix: Sequence[int] = ()
+    ) -> Prompt:
         """Makes the model's input from a source with its special tokens and the first ids of its target."""
         if self.reads == "past":
-            return Prompt((*source, *target_prefix), n_question=len(source))
-        return Prompt((*self.tokenizer.roles.starts, *target_prefix), tuple(source))
+            return Prompt((*source_with_special_tokens, *target_prefix), n_question=len(source_with_special_tokens))
+        return Prompt((*self.tokenizer.roles.starts, *target_prefix), tuple(source_with_special_tokens))
 
     def _delimit_source(self, source: Sequence[int]) -> tuple[int, ...]:
         """Adds the special tokens around a source; returns [EOS] for an empty one."""

@@ -128,7 +128,7 @@ class SandboxedTemplate:
         environment = _BudgetedEnvironment(now)
         self.marks_generation = bool(_GENERATION.search(source))
         with _use_new_budget():
-            tree = _CostInstrumenter().visit(environment.parse(source))
+            tree = _JinjaCostInstrumenter().visit(environment.parse(source))
             self._template = environment.from_string(tree)
 
     def render(self, **variables: Any) -> str:
@@ -224,7 +224,7 @@ def _text_units(value: object) -> int:
     return len(value) + 1 if isinstance(value, str) else 4 * _units(value)
 
 
-def _materialize(value: Any) -> Any:
+def _charge_and_materialize_iterator(value: Any) -> Any:
     """Converts an iterator or a view to a list, so that it can be measured; returns other values unchanged."""
     if not isinstance(value, Iterator | KeysView | ValuesView | ItemsView):
         return value
@@ -248,7 +248,7 @@ def _charge_and_materialize_result(result: Any, paid_units: int) -> Any:
         case dict():
             _charge(_DICT_UNITS + _OBJECT_UNITS * len(result))
         case Iterator():
-            return iter(_materialize(result))
+            return iter(_charge_and_materialize_iterator(result))
     return result
 
 
@@ -272,7 +272,7 @@ def _hashing_cost(keys: Sequence[Any]) -> int:
 def _charge_and_compare(operator_name: str, left: Any, right: Any) -> Any:
     """Charges and runs an operator."""
     if operator_name in ("in", "notin"):
-        right = _materialize(right)
+        right = _charge_and_materialize_iterator(right)
         match right:
             case str():
                 cost = _search_cost(len(right), _units(left)) // 8
@@ -293,7 +293,7 @@ def _check_integer(value: Any) -> None:
         raise SecurityError("it computes with huge numbers")
 
 
-class _CostInstrumenter(NodeTransformer):
+class _JinjaCostInstrumenter(NodeTransformer):
     """Makes all operations of a template call the environment, which charges them; refuses other kinds of nodes."""
 
     _FREE = (
@@ -445,7 +445,7 @@ class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
         self.globals = {
             "range": _make_bounded_range,
             "dict": _make_dict,
-            "namespace": _Namespace,
+            "namespace": _NamespaceWithoutPrivateNames,
             "raise_exception": _raise_refusal,
             "strftime_now": strftime_now,
         }
@@ -505,7 +505,7 @@ class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
         own = [value for name, value in kwargs.items() if not name.startswith("_")]  # without those of Jinja
         match owner:
             case str():
-                args = tuple(map(_materialize, args))
+                args = tuple(map(_charge_and_materialize_iterator, args))
                 given = [*args, *own]
                 cost = _search_cost(len(owner), _units(given))
                 if obj.__name__ == "replace":
@@ -562,7 +562,7 @@ def _wrap_filter_with_charges(name: str, function: Callable[..., Any]) -> Callab
         value, given = args[at], [*args[at + 1 :], *kwargs.values()]
         cost = 0
         if name in _ORDERING_FILTERS or name in _LINEAR_FILTERS:
-            value = _materialize(value)
+            value = _charge_and_materialize_iterator(value)
             cost = _filter_cost(name, value, given)
         if name in ("abs", "round"):
             _check_integer(value)
@@ -626,12 +626,14 @@ def _check_are_numbers(*numbers: Any) -> None:
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    pairs = [pair for one in args for pair in _materialize(one.items() if isinstance(one, dict) else one)]
+    pairs = [
+        pair for one in args for pair in _charge_and_materialize_iterator(one.items() if isinstance(one, dict) else one)
+    ]
     _charge(_DICT_UNITS + _OBJECT_UNITS * (len(pairs) + len(kwargs)) + _hashing_cost([key for key, _ in pairs]))
     return dict(pairs, **kwargs)
 
 
-class _Namespace(Namespace):
+class _NamespaceWithoutPrivateNames(Namespace):
     """A namespace whose names cannot hide the attributes of Jinja."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:

@@ -163,7 +163,7 @@ class Tokenizer:
         text = replace_surrogates(text)
         if len(text) > encoder.LONG_TEXT_CHARACTERS:
             return cast(list[int], self._encoder([text])[0].tolist())
-        ids: list[int] = encoder.encode_text(self._inner, text).ids
+        ids: list[int] = encoder.encode_without_special_tokens(self._inner, text).ids
         return ids
 
     def encode_without_prefix_space(self, text: str) -> list[int]:
@@ -173,7 +173,7 @@ class Tokenizer:
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Encodes a text, and returns ids and their character offsets (start, stop)."""
-        encoding = encoder.encode_text(self._inner, replace_surrogates(text))
+        encoding = encoder.encode_without_special_tokens(self._inner, replace_surrogates(text))
         return encoding.ids, encoding.offsets
 
     def find_unknown_parts(self, text: str) -> list[str]:

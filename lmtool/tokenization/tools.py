@@ -103,14 +103,14 @@ def parse_tool_calls(value: Any, message_number: int) -> tuple[ToolCall, ...]:
     )
 
 
-def _validate_functions(value: Any, list_name: str, key: str) -> list[_FunctionEntry]:
-    """Validates a list of functions. list_name, key: for the message of UsageError about the first error."""
+def _validate_functions(value: Any, list_name: str, example_key: str) -> list[_FunctionEntry]:
+    """Validates a list of functions. list_name, example_key: for the message of UsageError about the first error."""
     try:
         entries = TypeAdapter(list[_FunctionEntry]).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-        fix = f'write a list: [{{"type": "function", "function": {{"name": "...", "{key}": {{...}}}}}}]'
+        fix = f'write a list: [{{"type": "function", "function": {{"name": "...", "{example_key}": {{...}}}}}}]'
         raise UsageError(f"{list_name}{where}: {first['msg']}"[:200], fix=fix) from None
     if is_nested_deeper(value, MAX_NESTING):
         raise UsageError(f"{list_name}: values lie in others, more than {MAX_NESTING} deep", fix="make them simpler")
@@ -168,13 +168,15 @@ class CallSyntax:
         """Returns a call of the function `now` in this syntax."""
         return f'{self.begin}{{"name": "now", "{self.arguments_key}": {{}}}}{self.end}'
 
-    def parse_call(self, value: dict[str, Any] | None, names: Collection[str], id_key: str) -> ToolCall | None:
-        """Converts an object to a call of one of these functions, else to None. id_key: makes a missing id."""
+    def parse_call(self, value: dict[str, Any] | None, names: Collection[str], fallback_id: str) -> ToolCall | None:
+        """Converts an object to a call of one of these functions, else to None. fallback_id: makes a missing id."""
         name = (value or {}).get("name")
         if not value or value.keys() - {"name", self.arguments_key, "id", "type"} or not isinstance(name, str):
             return None
         arguments = _parse_arguments(value.get(self.arguments_key, {})) if name in names else None
-        return None if arguments is None else ToolCall(name, arguments, make_short_id(str(value.get("id") or id_key)))
+        return (
+            None if arguments is None else ToolCall(name, arguments, make_short_id(str(value.get("id") or fallback_id)))
+        )
 
     def build_lark_grammar(
         self, tools: Sequence[Mapping[str, Any]], special_ids: Mapping[str, int], *, several: bool

@@ -34,7 +34,7 @@ NO_BEST_YET = {"best_step": None, "best_value": None, "best_loss": None, "stale"
 """The fields of a state about the best validation, before there is one."""
 
 
-class TrainingState(SavedState, frozen=False):
+class TrainerState(SavedState, frozen=False):
     """State of a checkpoint besides weights and moments, with which a resumed run continues as if never interrupted."""
 
     recipe: dict[str, Any] = Field(default_factory=dict)
@@ -177,7 +177,7 @@ class CheckpointManager:
             yield Warn(f"{warning_prefix}: {what}" if warning_prefix else f"{what}; training continues")
 
     def save_checkpoint(
-        self, step: int, lm: LanguageModel, moments: dict[str, Tensor], state: TrainingState
+        self, step: int, lm: LanguageModel, moments: dict[str, Tensor], state: TrainerState
     ) -> Iterator[CheckpointSaved | Warn]:
         """Saves a checkpoint, or starts to if the recipe saves in the background.
 
@@ -217,7 +217,7 @@ class CheckpointManager:
                 yield CheckpointSaved(saved.path)
 
     def record_validation_and_prune_checkpoints(
-        self, step: int, state: TrainingState
+        self, step: int, state: TrainerState
     ) -> Iterator[CheckpointSaved | Warn]:
         """Writes the result of the validation after a checkpoint, once that is saved."""
         yield from self.finish_pending_save()

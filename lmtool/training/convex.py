@@ -128,7 +128,7 @@ class RowBasis(NamedTuple):
     to_row_weights_CRR: Floats
 
 
-class ScoreFactorWithLoss(NamedTuple):
+class InverseTemperatureWithLoss(NamedTuple):
     """A factor on scores, and the summed loss of the rows with it."""
 
     factor: float
@@ -405,7 +405,7 @@ class HeadFittingProblem:
             head.bias.copy_(torch.from_numpy(weights[-1]))
         return HeadFitSummary(loss, choice.l2, problem.n_rows, choice.score, LABEL_KIND_METRICS[problem.kind])
 
-    def fit_score_factor(self, scores_RC: Floats) -> ScoreFactorWithLoss:
+    def fit_score_factor(self, scores_RC: Floats) -> InverseTemperatureWithLoss:
         """Returns the factor on scores of these rows that minimizes their loss, and this loss. It is 1 for numbers."""
         from scipy.optimize import minimize_scalar
 
@@ -414,9 +414,9 @@ class HeadFittingProblem:
             return self.objective.head_loss(self.model, scaled_RC, self.labels).total.item()
 
         if self.kind == "number":
-            return ScoreFactorWithLoss(1.0, loss(0.0))
+            return InverseTemperatureWithLoss(1.0, loss(0.0))
         best = minimize_scalar(loss, bounds=(-MAX_LOG_FACTOR, MAX_LOG_FACTOR), method="bounded")
-        return ScoreFactorWithLoss(float(np.exp(best.x)), float(best.fun))
+        return InverseTemperatureWithLoss(float(np.exp(best.x)), float(best.fun))
 
     def _split_folds(
         self, rows: NDArray[np.int64], seed: int, n_repeats: int

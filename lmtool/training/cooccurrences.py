@@ -41,7 +41,7 @@ class CooccurrenceExamples(ExampleSource):
         self._length, self._seed = length, seed
 
     @property
-    def per_epoch(self) -> int:
+    def examples_per_epoch(self) -> int:
         """Number of examples in one epoch over the pairs."""
         return -(-len(self._sums_P) // self._length)
 
@@ -49,7 +49,7 @@ class CooccurrenceExamples(ExampleSource):
         """Reads the examples with these sample numbers, which continue from epoch to epoch."""
         examples = []
         for sample in sample_S.tolist():
-            epoch, item = divmod(sample, self.per_epoch)
+            epoch, item = divmod(sample, self.examples_per_epoch)
             position = (item * self._length + np.arange(self._length)) % len(self._sums_P)
             chosen = permute(position, len(self._sums_P), derive_seed(self._seed, "pairs", epoch))
             rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "example", sample)))
@@ -59,4 +59,4 @@ class CooccurrenceExamples(ExampleSource):
 
     def list_distinct_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Returns the numbers of the blocks, from 0 in each epoch."""
-        return sorted(set((sample_S % self.per_epoch).tolist()))
+        return sorted(set((sample_S % self.examples_per_epoch).tolist()))

@@ -64,7 +64,7 @@ class TextData:
     bytes_per_token: of the validation text.
     is_measured: the best checkpoint is evaluated at the end.
     split: the held-out rows, to be saved in the run; None for a text, where they follow from the recipe.
-    per_epoch: examples of one pass; for a streamed text an estimate by its head.
+    examples_per_epoch: examples of one pass; for a streamed text an estimate by its head.
     """
 
     unit = "token"
@@ -254,8 +254,8 @@ class TextData:
         return len(self._valid)
 
     @property
-    def per_epoch(self) -> int:
-        examples = self.make_training_examples(self.objective).per_epoch
+    def examples_per_epoch(self) -> int:
+        examples = self.make_training_examples(self.objective).examples_per_epoch
         if self._blocks or not self._prepared.streamed:
             return max(1, examples)
         # the token stores hold the head of each text
@@ -267,7 +267,7 @@ class TextData:
         """Computes loss and metrics on the validation part, all processes together."""
         most = self._max_validation_tokens
         if (pairs := self._validation_pairs) is not None:
-            n = pairs.per_epoch if most is None else min(pairs.per_epoch, -(-most // pairs.length))
+            n = pairs.examples_per_epoch if most is None else min(pairs.examples_per_epoch, -(-most // pairs.length))
 
             def read(chosen: list[int]) -> tuple[Loss, tuple[()]]:
                 batch = objective.collate(pairs.read(np.array(chosen)))

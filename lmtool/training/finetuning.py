@@ -23,7 +23,7 @@ from lmtool.tasks.baseline import MIN_KNOWN_WORD_SHARE, compute_split_half_word_
 from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.language import choose_encoder
 from lmtool.tasks.prepare import (
-    TaskTables,
+    UnreadTaskTables,
     mean_rows_per_class_or_zero,
     open_training_tables,
     read_and_encode_tables,
@@ -36,20 +36,20 @@ from lmtool.training.plan import TrainingPlan, check_adapters_have_base, is_for_
 
 
 def plan_finetuning(
-    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress = no_progress
+    base_run: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress = no_progress
 ) -> TrainingPlan:
     """Opens the tables that the command line names, and resolves the recipe.
 
-    source: the run to fine-tune. recipe: to train from scratch instead. Without both, a linear model of a table of
+    base_run: the run to fine-tune. recipe: to train from scratch instead. Without both, a linear model of a table of
     labels is trained, whatever runs there are.
     Raises UsageError for a recipe that is not for tables, and for a model that cannot be trained on them.
     """
-    if recipe is not None and source is not None:
+    if recipe is not None and base_run is not None:
         raise UsageError("--from fine-tunes a run, --recipe trains from scratch", fix="give only one of them")
     if recipe is not None:
         plan = _plan_from_scratch(recipe, settings)
-    elif source is not None:
-        plan = _plan_finetuning_of_run(resolve_reference(source), settings)
+    elif base_run is not None:
+        plan = _plan_finetuning_of_run(resolve_reference(base_run), settings)
     else:
         plan = _plan_default_recipe_for_table(settings, report)
     return replace(
@@ -58,7 +58,7 @@ def plan_finetuning(
 
 
 def plan_training_for_data(
-    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
+    base_run: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
 ) -> TrainingPlan:
     """Plans what `lmtool finetune` would train if recipe or data are for it, or else `lmtool pretrain`.
 
@@ -83,11 +83,11 @@ def plan_training_for_data(
             raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
         is_table = subject == "table" or bool(data.tasks)
     if is_table and sources:
-        return plan_finetuning(source, recipe, settings, report or no_progress)
+        return plan_finetuning(base_run, recipe, settings, report or no_progress)
     if unread := next((setting for setting in settings if setting.key in TABLE_KEYS), None):
         what = f"{unread.flag} is for labelled tables, not for a text"
         raise UsageError(what, fix="omit it, or name the label of a table with --label-column")
-    return plan_pretraining(source if sources else None, recipe, settings, report)
+    return plan_pretraining(base_run if sources else None, recipe, settings, report)
 
 
 def _plan_from_scratch(recipe_name: str, settings: Sequence[Setting]) -> TrainingPlan:
@@ -100,7 +100,7 @@ def _plan_from_scratch(recipe_name: str, settings: Sequence[Setting]) -> Trainin
     check_adapters_have_base(recipe)
     tables = tuple(open_training_tables(recipe.data, get_row_kind(recipe.objective)))
     if recipe_name == LINEAR_RECIPE:  # of few rows none are held out
-        resolved = resolve(recipe_name, settings, TableProperties(tables[0].n_labelled_rows))
+        resolved = resolve(recipe_name, settings, TableProperties(tables[0].n_labelled_training_rows))
     return TrainingPlan(resolved, tables=tables)
 
 
@@ -114,7 +114,7 @@ def _plan_finetuning_of_run(base: Reference, settings: Sequence[Setting]) -> Tra
         kind = "related"
     tables = tuple(open_training_tables(data, kind))
     columns = tables[0].columns
-    n_rows = sum(task.n_labelled_rows for task in tables)
+    n_rows = sum(task.n_labelled_training_rows for task in tables)
     per_class = mean_rows_per_class_or_zero(tables[0], data) if len(tables) == 1 and columns.kind == "texts" else 0.0
     shape = TableProperties(
         n_rows, bool(tables[0].name) or columns.has_targets, OBJECTIVE_OF_ROWS[columns.kind], per_class=per_class
@@ -167,7 +167,7 @@ def row_kind_from_objective_setting(settings: Sequence[Setting]) -> RowKind | No
     return next((kind for kind, objective in OBJECTIVE_OF_ROWS.items() if objective == objectives[-1]), "texts")
 
 
-def _describe_last_pretrained_run() -> str:
+def _describe_last_run_if_pretrained() -> str:
     """Describes the last run if it is a pretrained model without a head; else empty."""
     try:
         base = resolve_reference("last")
@@ -203,7 +203,7 @@ FEATURE_SETTINGS = (
 
 def _plan_default_recipe_for_table(settings: Sequence[Setting], report: Progress) -> TrainingPlan:
     """Plans a linear model of a labelled table, since neither a run nor a recipe is named."""
-    last = _describe_last_pretrained_run()
+    last = _describe_last_run_if_pretrained()
     fix = "name one: --from RUN or --from hf:ORG/NAME"
     if last:
         fix = f"name one: --from last ({last}), --from RUN or --from hf:ORG/NAME"
@@ -222,7 +222,7 @@ def _plan_default_recipe_for_table(settings: Sequence[Setting], report: Progress
         raise UsageError("a table of target texts needs a model that writes", fix=fix)
     texts = sample_texts(tables[0], data.skip_bad_rows)
     known_fraction = compute_split_half_word_coverage(texts)
-    shape = TableProperties(tables[0].n_labelled_rows, has_words=known_fraction >= MIN_KNOWN_WORD_SHARE)
+    shape = TableProperties(tables[0].n_labelled_training_rows, has_words=known_fraction >= MIN_KNOWN_WORD_SHARE)
     features: tuple[Setting, ...] = ()
     description = f"of {FEATURE_NAMES[0] if shape.has_words else 'character n-grams'}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
@@ -239,7 +239,7 @@ def _plan_default_recipe_for_table(settings: Sequence[Setting], report: Progress
         best, why = found
         features, shape, description = FEATURE_SETTINGS[best], word_shape, f"of {FEATURE_NAMES[best]} ({why})"
         settings = [*features, *settings]
-    published = choose_encoder(texts) if tables[0].n_labelled_rows < FEW_ROWS else "hf:ORG/NAME"
+    published = choose_encoder(texts) if tables[0].n_labelled_training_rows < FEW_ROWS else "hf:ORG/NAME"
     choice = (
         f"a linear model {description} is trained; {_suggest_fine_tuning_instead(last, published, 'a published model')}"
     )
@@ -247,8 +247,8 @@ def _plan_default_recipe_for_table(settings: Sequence[Setting], report: Progress
 
 
 def _suggest_fine_tuning_instead(last_run: str, published_name: str, published_kind: str) -> str:
-    """Says how to fine-tune a model instead: the last run, described by `_describe_last_pretrained_run`, or a published
-    one, of this name and kind."""
+    """Says how to fine-tune a model instead: the last run, described by
+    `_describe_last_run_if_pretrained`, or a published one, of this name and kind."""
     if last_run:
         return f"--from last fine-tunes {last_run}, and --from {published_name} {published_kind}"
     return f"--from {published_name} fine-tunes {published_kind}, and --from RUN one trained here"
@@ -270,7 +270,7 @@ FROM_SCRATCH: Mapping[RowKind, DefaultTableRecipe] = {
 }
 
 
-def _open_tables_for_linear_model(settings: Sequence[Setting]) -> tuple[Data, tuple[TaskTables, ...]]:
+def _open_tables_for_linear_model(settings: Sequence[Setting]) -> tuple[Data, tuple[UnreadTaskTables, ...]]:
     """Opens the tables that the command line names. Returns them with the `data` of the recipe of linear models."""
     data = resolve(LINEAR_RECIPE, _without_objective_kind(settings)).recipe.data
     return data, tuple(open_training_tables(data, row_kind_from_objective_setting(settings)))
@@ -280,7 +280,7 @@ def _without_objective_kind(settings: Sequence[Setting]) -> list[Setting]:
     return [setting for setting in settings if setting.key != "objective.kind"]
 
 
-def open_finetuning_tables(settings: Sequence[Setting]) -> tuple[Recipe, tuple[TaskTables, ...]]:
+def open_finetuning_tables(settings: Sequence[Setting]) -> tuple[Recipe, tuple[UnreadTaskTables, ...]]:
     """Opens the table of each task that the command line names; returns them after the recipe of `lmtool finetune`
     without --from.
 
@@ -290,7 +290,7 @@ def open_finetuning_tables(settings: Sequence[Setting]) -> tuple[Recipe, tuple[T
     _, tables = _open_tables_for_linear_model(settings)
     chosen = FROM_SCRATCH[tables[0].columns.kind]
     if chosen.recipe == LINEAR_RECIPE:
-        shape = TableProperties(tables[0].n_labelled_rows)
+        shape = TableProperties(tables[0].n_labelled_training_rows)
         return resolve(LINEAR_RECIPE, _without_objective_kind(settings), shape).recipe, tables
     return resolve(chosen.recipe, [*parse_settings(chosen.settings), *settings]).recipe, tables
 
@@ -298,7 +298,7 @@ def open_finetuning_tables(settings: Sequence[Setting]) -> tuple[Recipe, tuple[T
 def _choose_text_feature_set_index(
     settings: Sequence[Setting],
     shape: TableProperties,
-    tables: tuple[TaskTables, ...],
+    tables: tuple[UnreadTaskTables, ...],
     mean_characters: float,
     report: Progress,
 ) -> tuple[int, str] | None:

@@ -131,13 +131,13 @@ def fit(
     steps_done: int = 0,
     micro_batch: int | None = None,
     carried_state: DecodeState | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
+    is_stop_requested: Callable[[], bool] = lambda: False,
 ) -> Generator[CompletedStep]:
     """Trains a model in place up to the recipe's last step, and yields each completed step.
 
     steps_done: steps completed before. micro_batch: rows computed at once; by default that of the recipe.
-    carried_state: the final states of the step before, if the recipe carries states. should_stop: asked after each
-    step; see `CompletedStep.stop`.
+    carried_state: the final states of the step before, if the recipe carries states.
+    is_stop_requested: asked after each step; see `CompletedStep.stop`.
 
     Step n is a function of weights, moments, carried states, recipe and n: samples, dropout and learning rates follow
     from the seed and n. When memory runs out, activations are recomputed if the recipe allows it, else the rows
@@ -149,7 +149,9 @@ def fit(
     rows = micro_batch or recipe.training.rows_per_process(compute.world.size)
     model, optimizer = trainable.model, recipe.optimizer
     with ExitStack() as stack:
-        take_step: Callable[[int, Callable[[], bool]], CompletedStep]  # of the number of steps done, and should_stop
+        take_step: Callable[
+            [int, Callable[[], bool]], CompletedStep
+        ]  # of the number of steps done, and is_stop_requested
         if isinstance(model, CountingModel):
             assert isinstance(examples, Windows)
             take_step = partial(_count_next_part_, model, examples, recipe, compute, rows)
@@ -161,12 +163,12 @@ def fit(
             stepper = make_stepper(trainable, examples, recipe, compute, rows, carried_state)
             take_step = stack.enter_context(stepper).take_step
         for step in range(steps_done, recipe.training.steps):
-            yield take_step(step, should_stop)
+            yield take_step(step, is_stop_requested)
 
 
 def _collate_all_rows(objective: Objective, examples: ExampleSource, recipe: Recipe) -> list[Batch]:
     """Returns all rows of a table, as batches."""
-    all_examples = examples.read(np.arange(examples.per_epoch))
+    all_examples = examples.read(np.arange(examples.examples_per_epoch))
     parts = split_into_micro_batches(all_examples, recipe.training.batch_size, recipe.training.micro_tokens)
     return [objective.collate(part) for part in parts]
 
@@ -178,13 +180,13 @@ def _fit_head_to_all_rows_(
     compute: ExecutionContext,
     l2: float | None,
     step: int,
-    should_stop: Callable[[], bool],
+    is_stop_requested: Callable[[], bool],
 ) -> CompletedStep:
     """Fits a head to all rows, by L-BFGS, which is one step. Every process fits the same head."""
     started, objective = time.perf_counter(), cast(ClassificationObjective, trainable.objective)
     batches = _collate_all_rows(objective, examples, recipe)
     fitted = fit_head_and_layer_mix_(cast(Classifier, trainable.model), objective, batches, l2, recipe.seed)
-    (stops,) = compute.world.all_reduce_sum((float(should_stop()),))
+    (stops,) = compute.world.all_reduce_sum((float(is_stop_requested()),))
     return CompletedStep(
         step=step + 1,
         loss=fitted.loss,
@@ -216,7 +218,7 @@ def _count_next_part_(
     compute: ExecutionContext,
     micro_batch_rows: int,
     step: int,
-    should_stop: Callable[[], bool],
+    is_stop_requested: Callable[[], bool],
 ) -> CompletedStep:
     """Counts the next part of the text; all steps together are one pass over it, in order.
 
@@ -248,7 +250,7 @@ def _count_next_part_(
             yield batch
 
     model.partial_fit_(batches(), end - begin)
-    (stops,) = compute.world.all_reduce_sum((float(should_stop()),))
+    (stops,) = compute.world.all_reduce_sum((float(is_stop_requested()),))
     return CompletedStep(
         step=step + 1,
         loss=nats / max(1, n_targets),
@@ -262,7 +264,7 @@ def _count_next_part_(
     )
 
 
-class AccumulatedLoss(NamedTuple):
+class AccumulatedLossWithCounts(NamedTuple):
     """The loss of this process's rows, whose gradients are accumulated: as a sum over targets, and their number.
 
     n_computed: computed units, see `Objective.count_computed_units`.
@@ -310,7 +312,7 @@ class GradientStepper:
         if self.model.step_threads is not None:
             torch.set_num_threads(self.threads)
 
-    def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
+    def take_step(self, step: int, is_stop_requested: Callable[[], bool]) -> CompletedStep:
         """Takes the step after the first `step` ones, and asks whether to stop."""
         started = time.perf_counter()
         training, compute, initial_state = self.recipe.training, self.compute, None
@@ -320,7 +322,7 @@ class GradientStepper:
                 initial_state = make_initial_state(self.model, training.batch_size, compute.device)
         total, count, n_computed = self._accumulate_gradients_within_memory(step, initial_state)
         total, n_targets, n_computed, stops = self.world.all_reduce_sum(
-            (total, count, n_computed, float(should_stop()))
+            (total, count, n_computed, float(is_stop_requested()))
         )
         n_targets = max(1, n_targets)
         if not math.isfinite(total):
@@ -345,7 +347,9 @@ class GradientStepper:
             recomputes=self.recomputes,
         )
 
-    def _accumulate_gradients_within_memory(self, step: int, initial_state: DecodeState | None) -> AccumulatedLoss:
+    def _accumulate_gradients_within_memory(
+        self, step: int, initial_state: DecodeState | None
+    ) -> AccumulatedLossWithCounts:
         """Does `_accumulate_gradients`, again with less memory if it ran out."""
         while True:
             try:
@@ -368,7 +372,7 @@ class GradientStepper:
             if self.compute.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _accumulate_gradients(self, step: int, initial_state: DecodeState | None) -> AccumulatedLoss:
+    def _accumulate_gradients(self, step: int, initial_state: DecodeState | None) -> AccumulatedLossWithCounts:
         """Accumulates the gradients of this process's micro-batches, and keeps the final states of the rows.
 
         initial_state: of the rows, if states are carried.
@@ -392,7 +396,7 @@ class GradientStepper:
         self.carried_state = DecodeState.join_rows(states) if states else None
         n_computed = sum(map(self.objective.count_computed_units, batches))
         total = torch.stack(losses).sum(dtype=torch.float32) if whole_batch is None else whole_batch.loss_share
-        return AccumulatedLoss(float(total), count, n_computed)
+        return AccumulatedLossWithCounts(float(total), count, n_computed)
 
     def _compute_whole_batch_gradients(self, step: int, batches: Sequence[Batch]) -> LossWithVectorGradients | None:
         """Computes the gradients of a loss that all rows of a batch have in common, see `WholeBatchObjective`.
@@ -431,8 +435,8 @@ class GradientStepper:
 class ContrastiveStepperWithHeadFitting(GradientStepper):
     """A step trains vectors by contrast. A head is fitted to them before each validation."""
 
-    def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
-        done = super().take_step(step, should_stop)
+    def take_step(self, step: int, is_stop_requested: Callable[[], bool]) -> CompletedStep:
+        done = super().take_step(step, is_stop_requested)
         if not is_validation_step(self.recipe, done.step):
             return done
         objective = cast(ClassificationObjective, self.objective)
@@ -482,7 +486,7 @@ class _BatchPrefetcher:
 def estimate_tokens_per_step(examples: ExampleSource, objective: Objective, recipe: Recipe) -> float:
     """Estimates the mean number of tokens that a step computes, by steps throughout an epoch."""
     training = recipe.training
-    n_steps = max(1, examples.per_epoch // training.batch_size)
+    n_steps = max(1, examples.examples_per_epoch // training.batch_size)
     steps = np.unique(np.linspace(0, n_steps - 1, N_AVERAGED_STEPS).round().astype(int)).tolist()
     rows = training.rows_per_process(1)
     read = (examples.read(sample_numbers_for_rank(step, training.batch_size)) for step in steps)

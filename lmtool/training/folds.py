@@ -58,7 +58,7 @@ def count_fold_models(recipe: Recipe, data: TableData) -> int:
 
 
 def train_folds(
-    job: TrainingJob, data: TableData, n_steps: int, should_stop: Callable[[], bool]
+    job: TrainingJob, data: TableData, n_steps: int, is_stop_requested: Callable[[], bool]
 ) -> Iterator[tuple[TableData, ModelWithObjective]]:
     """Yields the data of each fold, and a model trained on its training rows.
 
@@ -72,7 +72,7 @@ def train_folds(
         return
     mixes_layers = isinstance(recipe.objective, Classification) and recipe.objective.mixes_layers
     if isinstance(recipe.optimizer, Lbfgs) and recipe.tuning.freeze == "body" and not mixes_layers:
-        yield from _fit_fold_heads(job, data, recipe.optimizer, folds, should_stop)
+        yield from _fit_fold_heads(job, data, recipe.optimizer, folds, is_stop_requested)
         return
     for fold in folds:
         lm, objective, _ = replace(job, data=fold).build_model()
@@ -83,7 +83,7 @@ def train_folds(
             fold.make_training_examples(objective),
             recipe,
             compute,
-            should_stop=should_stop,
+            is_stop_requested=is_stop_requested,
         ):
             if step.stop:
                 raise ScoringStopped
@@ -93,7 +93,11 @@ def train_folds(
 
 
 def _fit_fold_heads(
-    job: TrainingJob, data: TableData, optimizer: Lbfgs, folds: Sequence[TableData], should_stop: Callable[[], bool]
+    job: TrainingJob,
+    data: TableData,
+    optimizer: Lbfgs,
+    folds: Sequence[TableData],
+    is_stop_requested: Callable[[], bool],
 ) -> Iterator[tuple[TableData, ModelWithObjective]]:
     """Does `train_folds` for heads on a frozen body, computing the vectors of all rows once."""
     compute = job.compute
@@ -105,7 +109,7 @@ def _fit_fold_heads(
         numbers = {row.number for row in fold.tasks[0].train}
         fold_problem = problem.select_rows(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
         fold_problem.fit_head_(optimizer.l2, job.recipe.seed)
-        if compute.world.all_reduce_sum((float(should_stop()),))[0]:
+        if compute.world.all_reduce_sum((float(is_stop_requested()),))[0]:
             raise ScoringStopped
         yield fold, ModelWithObjective(lm.eval(), objective, compute)
 

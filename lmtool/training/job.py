@@ -14,7 +14,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.checkpoint import Checkpoint
 from lmtool.runs.load import LoadedModel, PretrainedTokenVectors, build_for_training, load_weights
 from lmtool.runs.reference import Reference
-from lmtool.training.checkpoint_manager import TrainingState
+from lmtool.training.checkpoint_manager import TrainerState
 from lmtool.training.data import TrainingData
 
 
@@ -37,7 +37,7 @@ class TrainingJob:
     vectors: PretrainedTokenVectors | None = None
     features: LoadedModel | None = None
     checkpoint: Checkpoint | None = None
-    state: TrainingState = field(default_factory=TrainingState)
+    state: TrainerState = field(default_factory=TrainerState)
     lines: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -74,7 +74,7 @@ class SessionOptions:
 
     command: as typed, for run.json.
     report: called with the progress of preparing the data.
-    should_stop: called after each step; if True the run is saved and ends, in all processes at the same step.
+    is_stop_requested: called after each step; if True the run is saved and ends, in all processes at the same step.
     output: the run directory; None for a new one under the runs directory.
     replace_aborted: whether to replace a run in `output` that ended before its first checkpoint.
     started_at: when the command started, by time.perf_counter.
@@ -85,7 +85,7 @@ class SessionOptions:
 
     command: Sequence[str]
     report: Progress
-    should_stop: Callable[[], bool]
+    is_stop_requested: Callable[[], bool]
     output: Path | None = None
     replace_aborted: bool = False
     started_at: float = field(default_factory=lambda: time.perf_counter())

@@ -258,7 +258,7 @@ def convert_epochs_and_tokens_to_steps(recipe: Recipe, data: TrainingData | None
     training, limits = recipe.training, list[tuple[int, str]]()
     if training.epochs is not None and data is not None:
         source = "table" if data.unit == "row" else "text"
-        steps = count_epoch_steps(recipe, data.per_epoch, training.epochs)
+        steps = count_epoch_steps(recipe, data.examples_per_epoch, training.epochs)
         limits.append((steps, f"{training.epochs:g} passes over the {source}"))
     if training.tokens is not None:
         steps = math.ceil(training.tokens / (training.batch_size * recipe.model.context))
@@ -326,10 +326,10 @@ def count_steps_by_deadline(recipe: Recipe, steps_done: int, started_at: float, 
     return recipe.training.steps if is_close else steps
 
 
-def count_epoch_steps(recipe: Recipe, per_epoch: int, epochs: float) -> int:
-    """Returns the number of steps of so many epochs of `per_epoch` examples."""
+def count_epoch_steps(recipe: Recipe, examples_per_epoch: int, epochs: float) -> int:
+    """Returns the number of steps of so many epochs of `examples_per_epoch` examples."""
     training = recipe.training
-    return max(training.min_steps or 1, math.ceil(epochs * per_epoch / training.batch_size))
+    return max(training.min_steps or 1, math.ceil(epochs * examples_per_epoch / training.batch_size))
 
 
 def _validation_interval(steps: int) -> int:

@@ -21,7 +21,7 @@ from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.runs.load import LoadedModel
 from lmtool.runs.reference import Reference
-from lmtool.tasks.prepare import TaskTables, read_and_encode_tables
+from lmtool.tasks.prepare import UnreadTaskTables, read_and_encode_tables
 from lmtool.training.data import TrainingData, tokenize_training_text
 from lmtool.training.distillation import check_teacher, resolve_teacher_and_set_tokenizer
 from lmtool.training.job import TrainingJob
@@ -44,7 +44,7 @@ class TrainingPlan:
     resolved: ResolvedRecipe
     base: Reference | None = None
     text: ScannedTrainingText | None = None
-    tables: tuple[TaskTables, ...] = ()
+    tables: tuple[UnreadTaskTables, ...] = ()
     choice: str = ""
     chosen_settings: tuple[Setting, ...] = ()
 
@@ -125,16 +125,16 @@ class TrainingPlan:
 
 
 def plan_pretraining(
-    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
+    base_run: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
 ) -> TrainingPlan:
     """Plans training on a text, which is read if the recipe depends on it.
 
-    source: the run whose weights initialize the model. recipe: a name or path; None for the default recipe, or for that
-    of the run. report: None to resolve the recipe as for any text, without reading it.
+    base_run: the run whose weights initialize the model. recipe: a name or path; None for the default recipe, or
+    for that of the run. report: None to resolve the recipe as for any text, without reading it.
     Raises UsageError, RecipeError, CheckpointError, and the errors of texts.
     """
-    if source is not None:
-        base = resolve_reference(source)
+    if base_run is not None:
+        base = resolve_reference(base_run)
         return TrainingPlan(
             import_models_named_in_recipe(resolve(recipe, settings, parent=base.parent), base.recipe), base
         )

@@ -31,7 +31,7 @@ from lmtool.storage.durable import write_file
 from lmtool.storage.records import encode_json
 from lmtool.tasks.build import get_default_metric, get_row_kind
 from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
-from lmtool.training.checkpoint_manager import TrainingState
+from lmtool.training.checkpoint_manager import TrainerState
 from lmtool.training.data import TrainingData, tokenize_training_text
 from lmtool.training.events import Event, Info, RunAlreadyFinished, Warn
 from lmtool.training.job import SessionOptions, TrainingJob
@@ -85,7 +85,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
             if "training.steps" in changed and checkpoint.step < before.training.steps:
                 stopped = f"the planned end moves; the run has done {format_count(checkpoint.step, 'step')}"
                 changed["training.steps"] += f" ({stopped})"
-            state = TrainingState.from_checkpoint(checkpoint, run.last_validation, recipe)
+            state = TrainerState.from_checkpoint(checkpoint, run.last_validation, recipe)
             read_verified_tokenizer(run)
             unusable = dict(find_damaged_record_files(run))
             needs_evaluation = RESULTS in unusable or any("scores" in find_change_rule(key).resets for key in now)
@@ -123,7 +123,7 @@ def _no_training_error(where: str) -> CheckpointError:
 
 
 def _rebuild_job(
-    run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, compute: ExecutionContext, report: Progress
+    run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainerState, compute: ExecutionContext, report: Progress
 ) -> TrainingJob:
     """Rebuilds the job of a run at a checkpoint. Raises CheckpointError when the data of the run have changed."""
     tokenizer = read_verified_tokenizer(run)

@@ -98,7 +98,7 @@ class TrainingSession:
         recipe, data, compute = job.recipe, job.data, job.compute
         checkpoint, state, world = job.checkpoint, job.state, compute.world
         self.job, self.data, self.compute, self.manager, self.state = job, data, compute, manager, state
-        self.should_stop, self.until, self.profiles = options.should_stop, options.until, options.profiles
+        self.is_stop_requested, self.until, self.profiles = options.is_stop_requested, options.until, options.profiles
         self.stops_below_baseline = options.stops_below_baseline and checkpoint is None and job.base is not None
         self.prompts = choose_sample_prompts(recipe, data)
         self.length = RunLengthController(recipe, data, world, options.started_at if checkpoint is None else None)
@@ -184,7 +184,7 @@ class TrainingSession:
         counts, fits = isinstance(self.lm, CountingModel), isinstance(recipe.optimizer, Lbfgs)
         epochs: float | None = 1.0
         if not counts and not fits:
-            epochs = None if steps is None else steps * recipe.training.batch_size / self.examples.per_epoch
+            epochs = None if steps is None else steps * recipe.training.batch_size / self.examples.examples_per_epoch
         held = estimate_persistent_memory(recipe, self.lm.vocab_size)
         processes = f", {world.size} processes" if world.size > 1 else ""
         return TrainingStarted(
@@ -216,7 +216,7 @@ class TrainingSession:
         """Tokens of a text, or rows of a table, in one step."""
         recipe, data = self.recipe, self.data
         if isinstance(recipe.optimizer, Lbfgs):
-            return data.per_epoch
+            return data.examples_per_epoch
         if isinstance(data, TableData):
             return recipe.training.batch_size
         if isinstance(self.lm, CountingModel):
@@ -249,7 +249,7 @@ class TrainingSession:
                         fix_steps_and_intervals(recipe, max(steps, step.step)), why
                     )
                 if self.length.durations is not None:
-                    yield self.length.estimate_duration(self.recipe, step.step, self.examples.per_epoch)
+                    yield self.length.estimate_duration(self.recipe, step.step, self.examples.examples_per_epoch)
             if self._reaches_stop_fraction(step.step):
                 # by the length as it is now known
                 yield from self._revise_step_count_by_speed(started_at)
@@ -295,7 +295,7 @@ class TrainingSession:
             steps_done=self.last_step,
             micro_batch=self.state.micro_batch,
             carried_state=self.carried_state,
-            should_stop=self.should_stop,
+            is_stop_requested=self.is_stop_requested,
         )
 
     def _log_save_and_validate(self, step: CompletedStep) -> Iterator[Event]:
@@ -390,7 +390,9 @@ class TrainingSession:
         """Ends the session if the first validation after a pass over the rows and MIN_STEPS_FRACTION of the steps is
         significantly worse than the baseline: the remaining steps take long, and seldom make up for that."""
         recipe, data = self.recipe, self.data
-        least = max(self.examples.per_epoch / recipe.training.batch_size, MIN_STEPS_FRACTION * recipe.training.steps)
+        least = max(
+            self.examples.examples_per_epoch / recipe.training.batch_size, MIN_STEPS_FRACTION * recipe.training.steps
+        )
         if not step - recipe.evaluation.every < least <= step or not isinstance(data, TableData) or not data.holds_out:
             return
         n_parameters = sum(parameter.numel() for parameter in self.lm.parameters())
@@ -486,7 +488,7 @@ class TrainingSession:
         del self.trainable  # whose moments take memory
         try:
             job = replace(make_job_from_run_start(run, self.job), recipe=self.recipe)  # of as many steps as this run
-            folds = train_folds(job, data, step, self.should_stop)
+            folds = train_folds(job, data, step, self.is_stop_requested)
             results = data.calibrate_and_compute_pooled_results(folds, part, step)
         except LmtoolError as error:
             yield Warn(f"{NO_SCORE}: {error.what}")

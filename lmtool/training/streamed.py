@@ -92,12 +92,12 @@ class StreamedWindows(ExampleSource):
         self._first_documents = [0 if resume_position is None else resume_position.documents]
         self._opened: dict[int, Windows] = {}
         self._opening = Lock()
-        self._per_epoch = max(1, round(self._make_windows(0).per_epoch / blocks.head_fraction))
+        self._examples_per_epoch = max(1, round(self._make_windows(0).examples_per_epoch / blocks.head_fraction))
 
     @property
-    def per_epoch(self) -> int:
+    def examples_per_epoch(self) -> int:
         """Number of examples in one pass over the text, estimated by its first block."""
-        return self._per_epoch
+        return self._examples_per_epoch
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         with self._opening:
@@ -157,7 +157,7 @@ class StreamedWindows(ExampleSource):
         store, n_examples = self._blocks.wait_for_store(number), 0
         if len(store) > self.length:
             self._opened[number] = self._make_windows(number)
-            n_examples = self._opened[number].per_epoch
+            n_examples = self._opened[number].examples_per_epoch
         self._first_samples.append(self._first_samples[-1] + n_examples)
         self._first_documents.append(self._first_documents[-1] + store.n_documents)
 

@@ -30,13 +30,13 @@ MAX_LONG_FRACTION = 0.01
 class ExampleSource(Protocol):
     """A source of examples.
 
-    unit: name of the texts that `list_distinct_document_numbers` numbers. per_epoch: examples in one epoch.
+    unit: name of the texts that `list_distinct_document_numbers` numbers. examples_per_epoch: examples in one epoch.
     """
 
     unit: str
 
     @property
-    def per_epoch(self) -> int: ...
+    def examples_per_epoch(self) -> int: ...
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """Reads the examples with these sample numbers, which continue from epoch to epoch."""
@@ -223,7 +223,7 @@ class Windows:
         self._order = SampleOrder(n_items, seed) if n_lanes is None else LaneOrder(n_items, n_lanes, seed)
 
     @property
-    def per_epoch(self) -> int:
+    def examples_per_epoch(self) -> int:
         """Number of examples in one epoch over the store."""
         order = self._order
         return order.n_steps * order.n_lanes if isinstance(order, LaneOrder) else self._cutter.n_items
@@ -295,8 +295,8 @@ class TextMixture(ExampleSource):
         self._order = MixtureOrder(tuple(weights), seed)
 
     @property
-    def per_epoch(self) -> int:
-        return sum(text.per_epoch for text in self._texts)
+    def examples_per_epoch(self) -> int:
+        return sum(text.examples_per_epoch for text in self._texts)
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         text_S, own_S = self._order(sample_S)

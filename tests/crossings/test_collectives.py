@@ -20,7 +20,7 @@ from lmtool.evaluation.perplexity import measure_perplexity
 from lmtool.runs import load
 from lmtool.runs.load import load_run
 from lmtool.tasks.predict import evaluate_tables, predict_table_lazily
-from lmtool.tasks.prompting import PromptTemplate, evaluate_prompts
+from lmtool.tasks.prompting import PromptTemplate, evaluate_prompt_by_likelihood
 from lmtool.training import length
 from tests.compute.together import meet
 from tests.support import families
@@ -288,7 +288,9 @@ def test_processes_share_prompts_and_have_the_same_figures(work: Work, monkeypat
     def prompted(_: World) -> tuple[dict[str, Any], int]:
         tokens: list[int] = []
         prompting = PromptTemplate("{text}:", calibrate=True)
-        found = evaluate_prompts(loaded, str(rows), prompting, report=lambda _, __, total: tokens.append(total))
+        found = evaluate_prompt_by_likelihood(
+            loaded, str(rows), prompting, report=lambda _, __, total: tokens.append(total)
+        )
         return found.to_record(), max(tokens, default=0)
 
     expected, whole = prompted(World())

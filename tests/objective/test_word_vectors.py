@@ -55,7 +55,7 @@ def test_glove_counts_by_distance_and_reads_every_pair_once_an_epoch(rows, windo
         return
     text = Windows(MemoryStore(rows), TextCutSettings("stream", 1, 1), 1)
     pairs = CooccurrenceExamples(text, np.isin(np.arange(V), [*WORDS]), window, 1, seed=3)
-    assert pairs.per_epoch == len(expected)
+    assert pairs.examples_per_epoch == len(expected)
     epochs = [
         [(int(one.tokens[0]), int(one.second[0]), float(one.label[0])) for one in pairs.read(part)]
         for part in (np.arange(len(expected)), np.arange(len(expected), 2 * len(expected)))

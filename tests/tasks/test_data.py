@@ -191,7 +191,7 @@ def test_rows_without_a_label_do_not_count_as_rows(work: Work) -> None:
     table = write(work.folder / "table.csv", ["x", "y", "", "", ""] * 20)
     recipe = load(work.recipe, [*CLASSES, Setting("data.train", [str(table)], "TABLE")]).recipe
     (opened,) = open_training_tables(recipe.data)
-    assert (opened.n_labelled_rows, opened.table.n_rows) == (40, 100)
+    assert (opened.n_labelled_training_rows, opened.table.n_rows) == (40, 100)
 
 
 def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
@@ -214,7 +214,7 @@ def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
         == data.fingerprint
     )
     examples = data.make_training_examples(data.objective)
-    assert examples.per_epoch == 54 + 2 * 18
+    assert examples.examples_per_epoch == 54 + 2 * 18
     assert [line.split(":")[0] for line in data.description_lines] == ["columns", "task one", "columns", "task two"]
 
 

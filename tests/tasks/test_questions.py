@@ -17,7 +17,7 @@ from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.load import build_model
 from lmtool.tasks.cells import AnswerSpan
-from lmtool.tasks.questions import BestAnswerSpan, ContextWindow, SpanTask
+from lmtool.tasks.questions import ContextWindow, ExtractedAnswer, SpanTask
 from lmtool.tasks.reading import LabelledRow, read_labelled_table
 from lmtool.tasks.schema import choose_columns
 from lmtool.tasks.split import apply_split, hold_out_stratified
@@ -151,7 +151,7 @@ def test_the_answer_is_the_best_span_of_all_windows(seed: int) -> None:
 
 def test_validation_chooses_the_threshold_and_the_recipe_overrules_it() -> None:
     items = [question(), question(None, row=2)]
-    found = [BestAnswerSpan("the brass key", 20, -1.0), BestAnswerSpan("key", 30, 0.5)]
+    found = [ExtractedAnswer("the brass key", 20, -1.0), ExtractedAnswer("key", 30, 0.5)]
     task, _ = setting()
     assert task.threshold == np.inf
     task._fit_null_threshold(found, items)

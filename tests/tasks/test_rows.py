@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmtool.tasks.rows import EncodedRow, TableExamples
+from lmtool.tasks.rows import EncodedRow, LengthBucketedExamples
 
 
 def rows(n: int, seed: int = 0) -> list[EncodedRow]:
@@ -16,7 +16,7 @@ def rows(n: int, seed: int = 0) -> list[EncodedRow]:
 
 @pytest.mark.parametrize(("n", "batch"), [(1, 4), (7, 3), (64, 8), (333, 4)])
 def test_every_row_comes_once_an_epoch(n: int, batch: int) -> None:
-    examples = TableExamples(rows(n), batch, seed=5)
+    examples = LengthBucketedExamples(rows(n), batch, seed=5)
     for epoch in range(3):
         sample_S = np.arange(epoch * n, (epoch + 1) * n)
         numbers = [examples.list_distinct_document_numbers(sample_S[i : i + 1])[0] for i in range(n)]
@@ -24,23 +24,23 @@ def test_every_row_comes_once_an_epoch(n: int, batch: int) -> None:
 
 
 def test_the_order_is_a_function_of_the_seed_and_the_sample() -> None:
-    one, two = TableExamples(rows(50), 4, seed=1), TableExamples(rows(50), 4, seed=1)
+    one, two = LengthBucketedExamples(rows(50), 4, seed=1), LengthBucketedExamples(rows(50), 4, seed=1)
     late = two.list_distinct_document_numbers(np.arange(120, 124))
-    assert one.list_distinct_document_numbers(np.arange(0, 4)) != TableExamples(
+    assert one.list_distinct_document_numbers(np.arange(0, 4)) != LengthBucketedExamples(
         rows(50), 4, seed=2
     ).list_distinct_document_numbers(np.arange(0, 4))
     assert one.list_distinct_document_numbers(np.arange(120, 124)) == late
     assert examples_equal(one, two, 130)
 
 
-def examples_equal(one: TableExamples, two: TableExamples, sample: int) -> bool:
+def examples_equal(one: LengthBucketedExamples, two: LengthBucketedExamples, sample: int) -> bool:
     a, b = (source.read(np.array([sample]))[0] for source in (one, two))
     return bool(a.rng.random() == b.rng.random()) and len(a.tokens) == len(b.tokens)
 
 
 def test_threads_may_read_several_epochs() -> None:
     """As one does that reads ahead, while another names the rows of a step whose loss is not finite."""
-    examples, alone = TableExamples(rows(8), 4, seed=5), TableExamples(rows(8), 4, seed=5)
+    examples, alone = LengthBucketedExamples(rows(8), 4, seed=5), LengthBucketedExamples(rows(8), 4, seed=5)
     samples = [np.arange(8 * epoch, 8 * epoch + 3) for epoch in (0, 1, 0, 2, 1, 3) * 20]
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(examples.list_distinct_document_numbers, samples))
@@ -50,7 +50,7 @@ def test_threads_may_read_several_epochs() -> None:
 def test_rows_of_like_length_come_together() -> None:
     """The padding of batches is far below that of rows in random order."""
     lengths = {i + 1: len(row.tokens) for i, row in enumerate(rows(800))}
-    examples = TableExamples(rows(800), 8, seed=0)
+    examples = LengthBucketedExamples(rows(800), 8, seed=0)
     padding = text = 0
     for start in range(0, 800, 8):
         batch = [lengths[number] for number in examples.list_distinct_document_numbers(np.arange(start, start + 8))]
@@ -63,8 +63,8 @@ def test_rows_of_like_length_come_together() -> None:
 def test_tables_are_mixed_as_often_as_is_said(times: tuple[float, float], wanted: tuple[float, float]) -> None:
     """Every row of a table equally often over two epochs, with the tables mixed."""
     both = rows(60)
-    examples = TableExamples(both, 4, seed=1, parts=[(40, times[0]), (20, times[1])])
-    n = examples.per_epoch
+    examples = LengthBucketedExamples(both, 4, seed=1, parts=[(40, times[0]), (20, times[1])])
+    n = examples.examples_per_epoch
     assert n == round(40 * times[0]) + round(20 * times[1])
     numbers = [number for i in range(2 * n) for number in examples.list_distinct_document_numbers(np.array([i]))]
     counts = np.bincount(numbers, minlength=61)[1:]
@@ -81,7 +81,7 @@ def test_rows_are_read_anew_for_each_sample() -> None:
     def resample_row(row: EncodedRow, rng: np.random.Generator) -> EncodedRow:
         return replace(row, tokens=rng.integers(100, size=4))
 
-    one, two = (TableExamples(rows(50), 4, seed=1, resample_row=resample_row) for _ in range(2))
+    one, two = (LengthBucketedExamples(rows(50), 4, seed=1, resample_row=resample_row) for _ in range(2))
     found = {tuple(one.read(np.array([sample]))[0].tokens.tolist()) for sample in range(100)}
     assert len(found) == 100
     late = two.read(np.array([99]))[0]

@@ -231,7 +231,7 @@ def test_tools_answer_calls_by_their_ids_or_in_their_order(formats: Any) -> None
     ids = [call["id"] for call in seen[1]["tool_calls"]]
     assert [(one["name"], one["tool_call_id"]) for one in seen[2:]] == [("get_weather", ids[1]), ("now", ids[0])]
     assert ids[1] == "123456789"
-    assert "[TOOL_RESULTS]" in chat._render([*asked("", *calls), *results])
+    assert "[TOOL_RESULTS]" in chat._render_escaped([*asked("", *calls), *results])
     with pytest.raises(MessagesRefusedError, match="answers the call nobody"):
         chat.encode_prompt([*asked("", *calls), Message(role="tool", content="sun", tool_call_id="nobody")])
 

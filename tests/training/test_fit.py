@@ -157,7 +157,11 @@ def test_closing_the_loop_ends_its_thread() -> None:
 
 def test_a_stop_is_told_with_its_step() -> None:
     answers = iter([False, True, False])
-    assert [step.stop for step in Trainer(a_recipe()).train(should_stop=lambda: next(answers))] == [False, True, False]
+    assert [step.stop for step in Trainer(a_recipe()).train(is_stop_requested=lambda: next(answers))] == [
+        False,
+        True,
+        False,
+    ]
 
 
 # Values that are not finite

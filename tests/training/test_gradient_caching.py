@@ -22,7 +22,7 @@ from lmtool.objective.contrastive import (
     surrogate_loss,
 )
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tasks.rows import EncodedRow, TableExamples
+from lmtool.tasks.rows import EncodedRow, LengthBucketedExamples
 from lmtool.training.fit import CompletedStep, ModelAndOptimizers, fit
 from lmtool.training.optimizer import Optimizers
 from tests.support import tiny
@@ -73,7 +73,7 @@ def trained(loss: str, dropout: float = 0.0, **training: Any) -> tuple[list[Comp
     learnt = objective.build_objective_for_vocabulary(recipe, VOCABULARY)
     for parameter in learnt.unused_parameters(model):
         parameter.requires_grad_(False)
-    examples = TableExamples(rows_of(loss), BATCH, seed=3)
+    examples = LengthBucketedExamples(rows_of(loss), BATCH, seed=3)
     trainable = ModelAndOptimizers(model, learnt, Optimizers(recipe.optimizer, model, CPU))
     return list(fit(trainable, examples, recipe, CPU)), model.state_dict()
 
@@ -123,7 +123,7 @@ def test_both_passes_drop_the_same() -> None:
     assert isinstance(built, EmbeddingObjective)
     model = build(recipe.model, tiny.VOCAB).double()
     row = rows_of("pairs")[0]
-    examples = TableExamples([row] * BATCH, BATCH, seed=3)
+    examples = LengthBucketedExamples([row] * BATCH, BATCH, seed=3)
     SEEN.clear()
     recording = Recording(built.spec, built.vocabulary)
     list(fit(ModelAndOptimizers(model, recording, Optimizers(recipe.optimizer, model, CPU)), examples, recipe, CPU))

@@ -304,14 +304,14 @@ def test_the_minutes_that_are_named_are_enough_for_a_pass(
 
         new, resumed = (length.RunLengthController(read, data, World(), started) for started in (0.0, None))
         new.durations = resumed.durations = speed
-        minutes = new.estimate_duration(recipe, 0, data.per_epoch).pass_minutes
+        minutes = new.estimate_duration(recipe, 0, data.examples_per_epoch).pass_minutes
         assert minutes is not None
-        whole = math.ceil(data.per_epoch / 8)
+        whole = math.ceil(data.examples_per_epoch / 8)
         steps = speed.count_steps_within(60 * minutes - 3.0 - 5.0, resolved.recipe.evaluation.every)
         assert whole <= steps
         # no more than it takes, where minutes are not too coarse to say it
         if step_seconds >= 1:
             assert steps <= 1.2 * whole
         longer = length.fix_steps_and_intervals(recipe, steps)
-        assert new.estimate_duration(longer, 0, data.per_epoch).pass_minutes is None
-        assert resumed.estimate_duration(recipe, 1, data.per_epoch).pass_minutes is None
+        assert new.estimate_duration(longer, 0, data.examples_per_epoch).pass_minutes is None
+        assert resumed.estimate_duration(recipe, 1, data.examples_per_epoch).pass_minutes is None

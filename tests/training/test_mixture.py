@@ -68,7 +68,7 @@ def test_every_text_is_read_as_often_as_it_takes(work: Work) -> None:
     """A text of few windows is read again, shuffled anew, while the other is not at its end."""
     data = prepared(work, web=1, code=9)
     examples = data.make_training_examples(data.objective)
-    read = [tuple(one.tokens.tolist()) for one in examples.read(np.arange(2 * examples.per_epoch))]
+    read = [tuple(one.tokens.tolist()) for one in examples.read(np.arange(2 * examples.examples_per_epoch))]
     assert len(set(read)) < len(read)
 
 
@@ -204,11 +204,11 @@ def test_texts_are_streamed_where_they_are_large_together(work: Work, monkeypatc
 
 @pytest.mark.usefixtures("small_blocks")
 def test_an_epoch_of_streams_is_estimated_from_their_heads(work: Work) -> None:
-    whole = prepared(work).per_epoch
+    whole = prepared(work).examples_per_epoch
     data = prepared(work, "data.stream=true")
-    before = data.per_epoch
+    before = data.examples_per_epoch
     with streamed(data):
-        while_flowing = data.per_epoch
+        while_flowing = data.examples_per_epoch
     assert before == pytest.approx(whole, rel=0.4)
     assert while_flowing == pytest.approx(before, rel=0.02)
 

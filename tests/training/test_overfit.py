@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lmtool.objective import Example
 from lmtool.recipe.load import Setting, parse_settings, shipped_recipes
-from lmtool.tasks.rows import TableExamples
+from lmtool.tasks.rows import LengthBucketedExamples
 from lmtool.training.cooccurrences import CooccurrenceExamples
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.train import train
@@ -38,7 +38,7 @@ def trained_by_steps() -> list[str]:
 @pytest.fixture
 def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step has the first samples, corrupted in the same way."""
-    for source in (Windows, TableExamples, CooccurrenceExamples):
+    for source in (Windows, LengthBucketedExamples, CooccurrenceExamples):
 
         def read(self: Any, sample_S: NDArray[np.int64], genuine: Any = source.read) -> list[Example]:
             return list(genuine(self, np.arange(len(sample_S))))

@@ -29,7 +29,7 @@ from lmtool.runs.load import build_model, load_run
 from lmtool.storage import durable
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import plan
-from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
+from lmtool.training.checkpoint_manager import CheckpointManager, TrainerState
 from lmtool.training.events import CheckpointSaved, RunAlreadyFinished, SampleGenerated, StepCompleted, TrainingStarted
 from lmtool.training.resuming import resume
 from tests.support import tiny
@@ -437,6 +437,6 @@ def test_the_end_of_another_process_is_no_warning(background: bool) -> None:
     """Training cannot go on without it, as it does without a checkpoint."""
     with ThreadPoolExecutor(1) as thread:
         manager = CheckpointManager(None, Checkpointing(background=background), thread, peers=EndedPeer())
-        told = (event for step in (1, 2) for event in manager.save_checkpoint(step, tiny.model(), {}, TrainingState()))
+        told = (event for step in (1, 2) for event in manager.save_checkpoint(step, tiny.model(), {}, TrainerState()))
         with pytest.raises(ResourceError):
             list(told)

@@ -15,7 +15,7 @@ from lmtool.runs.directory import Run
 from lmtool.runs.load import load_run
 from lmtool.tasks.data import TableData
 from lmtool.training import samples
-from lmtool.training.checkpoint_manager import TrainingState
+from lmtool.training.checkpoint_manager import TrainerState
 from lmtool.training.data import TextData
 from lmtool.training.events import RunAlreadyFinished, SampleGenerated, StepCompleted, TrainingStarted
 from tests.support.cases import nightly_but
@@ -143,12 +143,12 @@ def test_what_is_not_finite_is_never_the_best(work: Work, validations: Script, b
 
 def test_of_equal_accuracies_the_lower_loss_is_the_best() -> None:
     """Also after the state of the best has been read from a checkpoint."""
-    state = TrainingState()
+    state = TrainerState()
     said = [(0.5, 1.0), (0.5, 1.1), (0.5, 0.9), (0.4, 0.1), (0.6, 2.0), (0.6, math.nan), (0.6, 2.0)]
     best = []
     for step, (accuracy, loss) in enumerate(said):
         best.append(state.update_best(step, ValidationResult(loss, {"accuracy": accuracy}), "accuracy"))
-        state = TrainingState(**json.loads(json.dumps(state.model_dump())))
+        state = TrainerState(**json.loads(json.dumps(state.model_dump())))
     assert best == [True, False, True, False, True, False, False]
     assert (state.best_step, state.best_value, state.stale) == (4, 0.6, 2)
 

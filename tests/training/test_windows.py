@@ -120,10 +120,10 @@ def test_an_epoch_goes_through_the_text_once() -> None:
     """Long documents give first parts in proportion to their lengths, others in each epoch."""
     lengths = [900, 300, 600]
     examples = pairs(store_of(lengths), length=10)
-    assert examples.per_epoch == (sum(lengths) + 6) // 10
+    assert examples.examples_per_epoch == (sum(lengths) + 6) // 10
     epochs = []
     for epoch in range(2):
-        found = examples.read(np.arange(examples.per_epoch) + epoch * examples.per_epoch)
+        found = examples.read(np.arange(examples.examples_per_epoch) + epoch * examples.examples_per_epoch)
         starts = [int(example.tokens[0]) for example in found]
         share = Counter(next(i for i, d in enumerate(documents_of(lengths)) if start in d) for start in starts)
         assert [share[i] for i in range(3)] == pytest.approx([90, 30, 60], abs=2)
@@ -171,7 +171,7 @@ def test_rows_of_isolated_documents_begin_with_whole_documents(lengths: list[int
 
 def test_isolated_documents_are_drawn_equally_often_in_another_order_each_epoch() -> None:
     rows = rows_of([6] * 64, 33)
-    assert rows.per_epoch == 16
+    assert rows.examples_per_epoch == 16
     epochs = [
         [rows.list_distinct_document_numbers(np.array([16 * epoch + row])) for row in range(16)] for epoch in range(60)
     ]
@@ -185,7 +185,7 @@ def test_isolated_documents_are_drawn_equally_often_in_another_order_each_epoch(
 
 def test_neighbors_in_a_list_are_in_different_rows() -> None:
     rows = rows_of([6] * 400, 33)
-    together = [rows.list_distinct_document_numbers(np.array([row])) for row in range(rows.per_epoch)]
+    together = [rows.list_distinct_document_numbers(np.array([row])) for row in range(rows.examples_per_epoch)]
     adjacent = sum(b - a == 1 for row in together for a, b in pairwise(row))
     assert adjacent < 0.1 * sum(len(row) - 1 for row in together)
 
@@ -193,5 +193,5 @@ def test_neighbors_in_a_list_are_in_different_rows() -> None:
 def test_where_rows_are_shorter_than_documents_they_are_windows_of_the_whole_text() -> None:
     rows = rows_of([200, *[3] * 60], 33)
     (long, *_) = documents_of([200])
-    seen = {token for row in range(rows.per_epoch) for token in rows.read(np.array([row]))[0].tokens.tolist()}
+    seen = {token for row in range(rows.examples_per_epoch) for token in rows.read(np.array([row]))[0].tokens.tolist()}
     assert len(seen & set(long)) > 150

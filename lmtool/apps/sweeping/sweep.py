@@ -137,19 +137,19 @@ class Sweep:
     points: Mapping[str, GridPoint]
     commands: Mapping[str, Sequence[str]]
     n_parallel: int
-    should_stop: Callable[[], bool]
+    is_stop_requested: Callable[[], bool]
     on_run_end: Callable[[str], None]
     failures: dict[str, tuple[str, int]] = field(default_factory=dict)
     _last_processes: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def train(self, names: Sequence[str], end_share: float = 1.0, max_seconds: float = math.inf) -> None:
-        """See `TrainableRuns`. Raises KeyboardInterrupt when `should_stop` and all processes have saved and ended."""
+        """See `TrainableRuns`. Raises KeyboardInterrupt if it is to stop, when all processes have saved and ended."""
         deadline = time.monotonic() + max_seconds
         before = {name: self.get_completed_share(name) for name in names if name not in self.failures}
         left = [name for name, share in before.items() if share < end_share]
 
         def is_over() -> bool:
-            return self.should_stop() or time.monotonic() > deadline
+            return self.is_stop_requested() or time.monotonic() > deadline
 
         for name, code, seconds in self._run_processes(left, end_share, is_over):
             if code < 0 and code != -signal.SIGTERM:
@@ -160,7 +160,7 @@ class Sweep:
                 self.failures[name] = next(line for line in [*reversed(lines), "unknown"] if line[:1] != " "), code
             self._last_processes[name] = seconds, self.get_completed_share(name) - before[name]
             self.on_run_end(name)
-        if self.should_stop():
+        if self.is_stop_requested():
             raise KeyboardInterrupt
 
     def extrapolate_longest_run_seconds(self, names: Sequence[str]) -> RunSeconds:

@@ -100,7 +100,7 @@ def evaluate(
         load_lm_eval_tasks,
     )
     from lmtool.tasks.predict import can_predict_tables, evaluate_tables
-    from lmtool.tasks.prompting import PromptTemplate, evaluate_prompts
+    from lmtool.tasks.prompting import PromptTemplate, evaluate_prompt_by_likelihood
 
     if tasks is not None:
         others = {"TEXT": text, "--text": typed, "--stride": stride, "--context": context, "--baseline": baseline}
@@ -156,7 +156,7 @@ def evaluate(
             labels = answers.split(",") if answers else ()
             prompting = PromptTemplate(prompt.replace("\\n", "\n"), labels, calibrate)
             for number, source in enumerate(sources):
-                result = evaluate_prompts(model, source, prompting, data, skipped, display.report)
+                result = evaluate_prompt_by_likelihood(model, source, prompting, data, skipped, display.report)
                 if not number:
                     describe(model, quiet)
                 print_result(result, as_json, warn_of_leaks(model, (item.name_and_text for item in result.items)))

@@ -148,7 +148,7 @@ def forecast_training(
         steps = min(work.convert_budgets_to_steps(seconds), default=steps)
     n_examples = steps * batch_size
     if data is not None and isinstance(recipe.optimizer, Lbfgs):  # reads all in a step
-        n_examples = steps * data.per_epoch
+        n_examples = steps * data.examples_per_epoch
     every = recipe.evaluation.every
     if recipe.training.has_budget and not (work.is_for_tables and recipe.training.minutes is None):
         every = min(every, math.ceil(steps / N_VALIDATIONS))
@@ -172,7 +172,7 @@ def forecast_training(
         steps=steps,
         examples=n_examples,
         tokens=None if work.is_for_tables else n_examples * spec.context,
-        epochs=None if data is None else n_examples / data.per_epoch,
+        epochs=None if data is None else n_examples / data.examples_per_epoch,
         step_seconds=seconds,
         basis=basis,
         seconds=total_seconds,

@@ -207,16 +207,19 @@ def _without_weights(part: ModelPart) -> ModelPart:
 
 
 def _summarize_nonempty_module(
-    name: str, module: nn.Module | None, sizes: _InputSizes, n_layers: int
+    name: str, module: nn.Module | None, sizes: _InputSizes, n_layers_in_full_model: int
 ) -> Iterator[ModelPart]:
-    """Yields the part of a module, if it has any weights or does anything. n_layers: length of lists of layers."""
+    """Yields the part of a module, if it has any weights or does anything.
+
+    n_layers_in_full_model: length of the lists of layers.
+    """
     match module:
         case None:
             return
         case nn.ModuleList():
-            yield from _summarize_repeated_layers(name, module, sizes, n_layers)
+            yield from _summarize_repeated_layers(name, module, sizes, n_layers_in_full_model)
         case Sublayer():
-            yield _summarize_sublayer(module, sizes, n_layers)
+            yield _summarize_sublayer(module, sizes, n_layers_in_full_model)
         case Cell():
             weights = [parameter for parameter in module.parameters() if parameter.ndim == 2]
             shape = f"{weights[0].shape[1]} -> {module.d_out}, {module.kind}"
@@ -230,7 +233,7 @@ def _summarize_nonempty_module(
                     read = _InputSizes(1 if key == "bridge" else sizes.source)
                 elif isinstance(module, CrossAttention) and key == "kv":
                     read = _InputSizes(sizes.source)
-                below += _summarize_nonempty_module(key, child, read, n_layers)
+                below += _summarize_nonempty_module(key, child, read, n_layers_in_full_model)
             parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
             shape, flops = _own_shape_and_flops(module, sizes)
             part = ModelPart(name, shape, parameters, flops, children=tuple(below))
@@ -240,15 +243,15 @@ def _summarize_nonempty_module(
 
 
 def _summarize_repeated_layers(
-    name: str, modules: nn.ModuleList, sizes: _InputSizes, n_layers: int
+    name: str, modules: nn.ModuleList, sizes: _InputSizes, n_layers_in_full_model: int
 ) -> Iterator[ModelPart]:
     """Yields the layers, all from the second on as the last one that was built."""
     if not len(modules):
         return
-    (first,) = _summarize_nonempty_module("layer", modules[0], sizes, n_layers)
-    (last,) = _summarize_nonempty_module("layer", modules[-1], sizes, n_layers)
+    (first,) = _summarize_nonempty_module("layer", modules[0], sizes, n_layers_in_full_model)
+    (last,) = _summarize_nonempty_module("layer", modules[-1], sizes, n_layers_in_full_model)
     # a bridge has a map for each part of the state of each layer
-    times = n_layers * len(modules) // min(n_layers, 2)
+    times = n_layers_in_full_model * len(modules) // min(n_layers_in_full_model, 2)
     if last != first:
         # the first reads features of another model too
         yield replace(first, name=name)
@@ -256,12 +259,14 @@ def _summarize_repeated_layers(
     yield replace(last, name=name, times=times)
 
 
-def _summarize_sublayer(module: Sublayer, sizes: _InputSizes, n_layers: int) -> ModelPart:
+def _summarize_sublayer(module: Sublayer, sizes: _InputSizes, n_layers_in_full_model: int) -> ModelPart:
     """A mixer with its norm."""
     mixer = cast(nn.Module, module.mixer)
-    (part,) = _summarize_nonempty_module(MIXER_NAMES.get(type(mixer), type(mixer).__name__), mixer, sizes, n_layers)
+    (part,) = _summarize_nonempty_module(
+        MIXER_NAMES.get(type(mixer), type(mixer).__name__), mixer, sizes, n_layers_in_full_model
+    )
     scales = () if module.x0_scale is None else (ModelPart("scales of x and x0", "1 + 1", 2),)
-    norms = tuple(_summarize_nonempty_module(f"norm ({module.norm_place})", module.norm, sizes, n_layers))
+    norms = tuple(_summarize_nonempty_module(f"norm ({module.norm_place})", module.norm, sizes, n_layers_in_full_model))
     return replace(
         part,
         shape=part.shape if module.residual else f"{part.shape}{', ' * bool(part.shape)}not added to its input",
