@@ -57,7 +57,10 @@ class NativeLayerMatrices:
 
     @classmethod
     def from_model_if_supported(cls, model: LanguageModel) -> "NativeLayerMatrices | None":
-        """Returns None for a model that the kernels do not support, or whose weights are not packed and may change."""
+        """Returns None for a model that the kernels do not support, or whose weights are not packed and may change.
+
+        Otherwise the product of the head is replaced by one of the same precision that the kernels share.
+        """
         if not isinstance(model, TransformerModel) or not _supports_native_step(model):
             return None
         weights = {linear: cast(PackedMatrix, linear.weight) for linear in find_linears(model.stacks()[-1])}

@@ -12,7 +12,7 @@ from lmtool.data.notices import Notice, make_language_notices, make_suspected_tr
 from lmtool.printable import format_count
 from lmtool.tasks.labels import Label
 from lmtool.tasks.notices import find_misspelt_labels
-from lmtool.tasks.reading import LabelledRow, LabelledTable
+from lmtool.tasks.reading import LabelledRow, LabelledTable, RowNumber
 from lmtool.tokenization.tokenizer import Tokenizer
 
 SHINGLE_WORDS = 3
@@ -68,7 +68,7 @@ def find_table_problems(
         yield from make_language_notices(rows, tokenizer, bytes_per_token, "row")
 
 
-def find_rows_equal_to_earlier(items: Iterable[LabelledRow]) -> list[tuple[LabelledRow, int]]:
+def find_rows_equal_to_earlier(items: Iterable[LabelledRow]) -> list[tuple[LabelledRow, RowNumber]]:
     """Returns the rows that wholly equal an earlier one, each with the number of the first such row."""
     first: dict[tuple[tuple[str, ...], Label | None, str | None], int] = {}
     rows = ((item, first.setdefault((item.texts, item.label, item.target), item.row)) for item in items)
@@ -102,9 +102,9 @@ def _find_near_duplicates(
         yield Notice("rows nearly shared by train and test", len(near), text)
 
 
-def _hash_shingles_in_blocks(items: Iterable[LabelledRow]) -> Iterator[dict[int, frozenset[int]]]:
+def _hash_shingles_in_blocks(items: Iterable[LabelledRow]) -> Iterator[dict[RowNumber, frozenset[int]]]:
     """Yields the shingles of rows by row number, for so many rows at once that memory is bounded."""
-    block: dict[int, frozenset[int]] = {}
+    block: dict[RowNumber, frozenset[int]] = {}
     size = 0
     for item in items:
         block[item.row] = hash_shingles(item.texts)
@@ -116,8 +116,8 @@ def _hash_shingles_in_blocks(items: Iterable[LabelledRow]) -> Iterator[dict[int,
 
 
 def _match_similar_training_rows(
-    train: Iterable[LabelledRow], held_out_shingles: Mapping[int, frozenset[int]]
-) -> dict[int, int]:
+    train: Iterable[LabelledRow], held_out_shingles: Mapping[RowNumber, frozenset[int]]
+) -> dict[RowNumber, RowNumber]:
     """Returns for each held-out row the first training row whose shingles have MIN_SIMILARITY, if any.
 
     Exact, by prefixes (Chaudhuri et al. 2006): ordered from the rarest shingle, two sets s of that similarity have one

@@ -206,7 +206,7 @@ def convert_label_cell_to_text(value: Any) -> LabelCell | None:
 
 
 def merge_and_count_labels(cell: LabelCell, merges: Mapping[str, str], replaced_counts: Counter[str]) -> LabelCell:
-    """Replaces labels in a cell. merges: new names by old ones. replaced_counts: incremented for each old name replaced."""
+    """Replaces labels in a cell. merges: new names by old ones. replaced_counts: grows by each name replaced."""
     if isinstance(cell, tuple):
         replaced_counts.update(name for name in cell if name in merges)
         return tuple(merges.get(name, name) for name in cell)

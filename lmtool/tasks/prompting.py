@@ -250,8 +250,8 @@ def generate_answers_lazily(
 ) -> LazyTablePredictions:
     """Generates an answer after the prompt of each row of a table, in bounded memory.
 
-    The output columns are the stripped answer, and why it ended; see `Completion`. Raises as `evaluate_prompt_by_likelihood`, and as
-    `TextGenerator.generate` does.
+    The output columns are the stripped answer, and why it ended; see `Completion`. Raises as
+    `evaluate_prompt_by_likelihood` and `TextGenerator.generate` do.
     """
     trained = generator.loaded.recipe.data
     table = open_table_in_training_format(source, trained, read_options)

@@ -67,6 +67,10 @@ LEFT_OUT_ROWS = {
 NO_MERGES: Mapping[str, str] = {}
 
 
+RowNumber = int
+"""Number of a row in its table, from 1."""
+
+
 class LabelledRow(NamedTuple):
     """One row of a table.
 
@@ -74,7 +78,6 @@ class LabelledRow(NamedTuple):
         texts: of a sentence its words; of a question the question and its context.
         label: of a sentence the tag of each word; None if it is unknown, or if there is a target.
         target: the text to write.
-        row: number from 1.
         line: of the file on which the row begins, from 1; None if the file has no lines.
         messages: of a conversation. The last one is the target if there is one; the text is all before that.
         answers: to the question, in the context; none if it has none, None if they are unknown.
@@ -84,7 +87,7 @@ class LabelledRow(NamedTuple):
     texts: tuple[str, ...]
     label: Label | None
     target: str | None
-    row: int
+    row: RowNumber
     line: int | None = None
     messages: tuple[Message, ...] = ()
     answers: tuple[AnswerSpan, ...] | None = None
@@ -483,7 +486,7 @@ def make_shared_rows_notice(train: LabelledTable, test: LabelledTable, name: str
 
 def find_rows_with_texts_among(
     items: Iterable[LabelledRow], others: Iterable[LabelledRow]
-) -> list[tuple[LabelledRow, int]]:
+) -> list[tuple[LabelledRow, RowNumber]]:
     """Returns the rows whose texts are in `others`, each with the number of the first such row there."""
     first: dict[tuple[str, ...], int] = {}
     for item in others:

@@ -247,7 +247,8 @@ class Family:
         return next(iter([*same, *heads]), self.heads.get("embedding") or self.heads["causal"])
 
     def _use_expressible_equivalents(self, values: RecipeValues) -> RecipeValues:
-        """Replaces values that the family cannot express by others that mean the same there."""
+        """Returns the values, those that the family cannot express replaced by others that mean the same there."""
+        values = dict(values)
         if "inputs.segments" in self.modules:
             values["n_segments"] = values["n_segments"] or 1  # which is all zeros
         if "position.layout" in self.fixed and "position.layout" in values:
