@@ -59,7 +59,7 @@ class NativeLayerMatrices:
     def from_model_if_supported(cls, model: LanguageModel) -> "NativeLayerMatrices | None":
         """Returns None for a model that the kernels do not support, or whose weights are not packed and may change.
 
-        Otherwise the product of the head is replaced by one of the same precision that the kernels share.
+        Otherwise the product of the head takes the kernels for single rows.
         """
         if not isinstance(model, TransformerModel) or not _supports_native_step(model):
             return None

@@ -32,7 +32,7 @@ from lmtool.tasks.prepare import (
 from lmtool.tasks.schema import RowKind, has_related_texts
 from lmtool.tasks.subject import infer_run_table_or_text
 from lmtool.training.folds import compute_cross_validated_head_losses
-from lmtool.training.plan import TrainingPlan, check_adapters_have_base, is_for_tables, plan_pretraining
+from lmtool.training.plan import TrainingPlan, check_has_no_adapters, is_for_tables, plan_pretraining
 
 
 def plan_finetuning(
@@ -97,7 +97,7 @@ def _plan_from_scratch(recipe_name: str, settings: Sequence[Setting]) -> Trainin
     if not is_for_tables(recipe):
         what = f"recipe {resolved.name} is not for tables: its objective is {recipe.objective.kind}"
         raise UsageError(what, fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain")
-    check_adapters_have_base(recipe)
+    check_has_no_adapters(recipe)
     tables = tuple(open_training_tables(recipe.data, get_row_kind(recipe.objective)))
     if recipe_name == LINEAR_RECIPE:  # of few rows none are held out
         resolved = resolve(recipe_name, settings, TableProperties(tables[0].n_labelled_training_rows))

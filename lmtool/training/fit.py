@@ -458,24 +458,24 @@ class _BatchPrefetcher:
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _prefetched: dict[tuple[int, int], Future[list[Batch]]] = field(default_factory=dict)
 
-    def get_micro_batches(self, step: int, rows: int) -> list[Batch]:
-        """Returns the micro-batches of at most `rows` rows that this process computes in `step`.
+    def get_micro_batches(self, step: int, max_rows: int) -> list[Batch]:
+        """Returns the micro-batches of at most `max_rows` rows that this process computes in `step`.
 
         Processes in step have equally many: those with fewer divide theirs, as all have the same number of rows.
         """
-        prefetched = self._prefetched.pop((step, rows), None)
-        batches = self._read_and_collate(step, rows) if prefetched is None else prefetched.result()
+        prefetched = self._prefetched.pop((step, max_rows), None)
+        batches = self._read_and_collate(step, max_rows) if prefetched is None else prefetched.result()
         if self.compute.world.is_lockstep and self.training.micro_tokens is not None:
             n_parts = self.compute.world.all_reduce_max(len(batches))
-            batches = batches if len(batches) == n_parts else self._read_and_collate(step, rows, n_parts)
+            batches = batches if len(batches) == n_parts else self._read_and_collate(step, max_rows, n_parts)
         if step + 1 < self.training.steps:
-            self._prefetched = {(step + 1, rows): self._thread.submit(self._read_and_collate, step + 1, rows)}
+            self._prefetched = {(step + 1, max_rows): self._thread.submit(self._read_and_collate, step + 1, max_rows)}
         return batches
 
-    def _read_and_collate(self, step: int, rows: int, min_parts: int = 1) -> list[Batch]:
+    def _read_and_collate(self, step: int, max_rows: int, min_parts: int = 1) -> list[Batch]:
         training, world = self.training, self.compute.world
         examples = self.examples.read(sample_numbers_for_rank(step, training.batch_size, world.rank, world.size))
-        parts = split_into_micro_batches(examples, rows, training.micro_tokens, min_parts)
+        parts = split_into_micro_batches(examples, max_rows, training.micro_tokens, min_parts)
         batches = [self.objective.collate(part, step / training.steps) for part in parts]
         return [batch.pin() for batch in batches] if self.compute.device.type == "cuda" else batches
 

@@ -142,7 +142,7 @@ class RunLengthController:
             return self._recipe
         return self._recipe.with_unvalidated_values({"training.steps": self._max_steps})
 
-    def add_timed_step(
+    def add_step_and_set_durations(
         self, step: CompletedStep, examples: ExampleSource, objective: Objective, *, must_finish: bool
     ) -> bool:
         """Adds one of the first steps. Returns whether they are enough now, so that `durations` are known.
@@ -155,10 +155,10 @@ class RunLengthController:
         if not is_enough and not (must_finish and self.minutes is not None):
             return False
         steps, self._first_steps = self._first_steps.later_half, None
-        self.durations = self._measure_durations(steps, examples, objective)
+        self.durations = self._estimate_durations_from_steps(steps, examples, objective)
         return True
 
-    def _measure_durations(
+    def _estimate_durations_from_steps(
         self, steps: Sequence[CompletedStep], examples: ExampleSource, objective: Objective
     ) -> MeasuredDurations | None:
         """Returns the durations by some steps, as the main process measured them; None if no step had a target.

@@ -82,7 +82,7 @@ class TrainingPlan:
             recipe, data = tokenize_training_text(recipe, tokenizer, world or World(), report, self.text)
         return recipe, data, teacher, features
 
-    def prepare_job(self, compute: ExecutionContext, report: Progress) -> TrainingJob:
+    def read_data_and_make_job(self, compute: ExecutionContext, report: Progress) -> TrainingJob:
         """Reads the data, all processes together, and checks them.
 
         compute: as `check_device_and_choose_sharding` returns it.
@@ -90,7 +90,7 @@ class TrainingPlan:
         Raises the errors of data, and UsageError for models that do not fit them.
         """
         if self.base is None:
-            check_adapters_have_base(self.recipe)
+            check_has_no_adapters(self.recipe)
         else:
             _check_same_learned_position_count(self.recipe.model, self.base.recipe.model)
         source = open_pretrained_vectors(self.recipe, self.base)
@@ -188,7 +188,7 @@ def _count_learned_positions(spec: Model) -> int | None:
     return spec.position.size or spec.context + spec.position.offset
 
 
-def check_adapters_have_base(recipe: Recipe) -> None:
+def check_has_no_adapters(recipe: Recipe) -> None:
     """Raises UsageError for adapters without a run that they are for."""
     if recipe.tuning.lora is not None:
         what = "adapters need the weights of a run, and none is given"

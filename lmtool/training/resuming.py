@@ -96,7 +96,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
             is_over = is_trained and state.pending is None and (has_results or not needs_results)
             world.barrier()  # all have read the run before the first one changes anything on disk
             if not is_over:
-                job = _rebuild_job(run, recipe, checkpoint, state, compute, options.report)
+                job = _reread_data_and_make_job(run, recipe, checkpoint, state, compute, options.report)
                 if world.is_main and job.data.split is not None and run.saved_split is None:
                     write_file(run.path / SPLIT, encode_json(job.data.split.model_dump()))
                     yield Warn(f"{SPLIT} is missing: the rows to hold out are drawn anew from the seed")
@@ -122,7 +122,7 @@ def _no_training_error(where: str) -> CheckpointError:
     return CheckpointError("a published model has no training to resume", where=where, fix=fix)
 
 
-def _rebuild_job(
+def _reread_data_and_make_job(
     run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainerState, compute: ExecutionContext, report: Progress
 ) -> TrainingJob:
     """Rebuilds the job of a run at a checkpoint. Raises CheckpointError when the data of the run have changed."""

@@ -242,7 +242,7 @@ class TrainingSession:
             yield from tracer.finish_step()
             # with a time limit the number of steps is set at the first checkpoint at the latest
             is_due = step.stop or is_checkpoint_step(recipe, step.step)
-            if self.length.add_timed_step(step, self.examples, self.objective, must_finish=is_due):
+            if self.length.add_step_and_set_durations(step, self.examples, self.objective, must_finish=is_due):
                 if self.length.minutes is not None:
                     steps, why = self.length.choose_steps_for_time_limit(step.step, recipe.evaluation.every)
                     yield from self._replace_recipe_and_report_steps(

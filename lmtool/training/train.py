@@ -39,7 +39,7 @@ def train(plan: TrainingPlan, options: SessionOptions) -> Iterator[Event]:
         compute = check_device_and_choose_sharding(recipe, joined, plan.resolved.origins)
         if compute.world.is_main:
             check_output_free_and_writable(options.output, options.replace_aborted)  # others may have been quicker
-        job = plan.prepare_job(compute, options.report)
+        job = plan.read_data_and_make_job(compute, options.report)
         run = _create_run(plan.resolved.name, job, options) if compute.world.is_main else None
         with run or nullcontext():
             if run is not None and job.features is not None:

@@ -145,11 +145,13 @@ class _SentencePairCutter:
             return _ExampleTokenSpans([(start, middle)], (middle, stop), follows=True)
         if self._cut.unit == "swapped pair":
             return _ExampleTokenSpans([(middle, stop)], (start, middle))
-        other = self._draw_other_document_and_anchor(number, stop - start, rng)
+        other = self._draw_other_document_and_preferred_start(number, stop - start, rng)
         first, last = self._place_window(*other, stop - start)
         return _ExampleTokenSpans([(start, middle)], (max(first + 1, last - (stop - middle)), last))
 
-    def _draw_other_document_and_anchor(self, document: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
+    def _draw_other_document_and_preferred_start(
+        self, document: int, length: int, rng: np.random.Generator
+    ) -> tuple[int, int]:
         """Draws another document and an anchor in it: the first one drawn with `length` tokens, or else the longest."""
         begin, end = self._store.document_range(document)
         drawn = []
@@ -161,17 +163,17 @@ class _SentencePairCutter:
                 return drawn[-1]
         return max(drawn, key=lambda candidate: self._count_tokens(candidate[0]))
 
-    def _find_usable_document(self, anchor: int, excluded: int | None = None) -> int:
+    def _find_usable_document(self, token_position: int, excluded: int | None = None) -> int:
         """Returns the document at an anchor, or the next one, cyclically, that is usable and not excluded."""
-        number = int(self._store.find_documents(anchor))
+        number = int(self._store.find_documents(token_position))
         while number == excluded or self._count_tokens(number) < 2:
             number = (number + 1) % self._store.n_documents
         return number
 
-    def _place_window(self, document: int, anchor: int, length: int) -> tuple[int, int]:
-        """Returns a span of at most `length` tokens of a document, starting at `anchor` if enough tokens follow."""
+    def _place_window(self, document: int, preferred_start: int, length: int) -> tuple[int, int]:
+        """Returns a span of at most `length` tokens of a document, starting at `preferred_start` if enough tokens follow."""
         start, stop = self._span_without_special_tokens(document)
-        first = min(max(anchor, start), max(start, stop - length))
+        first = min(max(preferred_start, start), max(start, stop - length))
         return first, min(stop, first + length)
 
     def _count_tokens(self, number: int) -> int:

@@ -207,12 +207,12 @@ def test_processes_learn_from_another_run_what_one_does(
 def test_processes_whose_clocks_differ_take_as_many_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process has a clock of its own, by which the rest of its time is short or long, and all do as much."""
     monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.0)
-    clocks, genuine = itertools.cycle((1.0, 100.0)), length.RunLengthController._measure_durations
+    clocks, genuine = itertools.cycle((1.0, 100.0)), length.RunLengthController._estimate_durations_from_steps
 
     def measure(controller: Any, steps: Any, *others: Any) -> Any:
         return genuine(controller, [replace(step, seconds=next(clocks) * step.seconds) for step in steps], *others)
 
-    monkeypatch.setattr(length.RunLengthController, "_measure_durations", measure)
+    monkeypatch.setattr(length.RunLengthController, "_estimate_durations_from_steps", measure)
     overrides = ("model.dropout=0", "training.minutes=0.01", "training.batch_size=12")
     meet(monkeypatch, SIZE, lambda _: work.pretrain(*overrides))
 
