@@ -107,7 +107,7 @@ class Run:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Opens an existing run without its lock. Raises CheckpointError when there is none or run.json is damaged."""
-        return cls(path, _read_info(path))
+        return cls(path, _read_run_json(path))
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +173,7 @@ class Run:
         """
         if self._lock is None:
             self._lock = RunLock(self.path)
-            self.info = _read_info(self.path)
+            self.info = _read_run_json(self.path)
 
     def release_lock(self) -> None:
         """Releases the lock if it is held."""
@@ -404,7 +404,7 @@ class Run:
         self.info = info
 
 
-def _read_info(path: Path) -> RunInfo:
+def _read_run_json(path: Path) -> RunInfo:
     try:
         return files.read_json_file(RunInfo, path / RUN_INFO_FILE, "name another run (lmtool runs ls)")
     except CheckpointError as error:

@@ -19,7 +19,7 @@ MAX_CACHED_SEGMENTATIONS = 1 << 18
 
 
 @dataclass(frozen=True)
-class MergeStep:
+class MergeRecord:
     """One merge. priority: its rank in the tokenizer from 1, the first to apply. pieces_after: of the word after it."""
 
     priority: int
@@ -33,7 +33,7 @@ class WordMergeTrace:
     """A part of a text that no merge crosses, in token ids. initial_pieces: before the first merge."""
 
     initial_pieces: list[int]
-    merges: list[MergeStep]
+    merges: list[MergeRecord]
 
     @property
     def pieces(self) -> list[int]:
@@ -75,7 +75,7 @@ def trace_merges(tokenizer: Tokenizer, text: str) -> list[WordMergeTrace]:
     for pieces in map(list, words):
         word = WordMergeTrace([id_of[piece] for piece in pieces], [])
         for priority, left, right in _apply_merges_yielding_ranks_(pieces, priority_of):
-            word.merges.append(MergeStep(priority, id_of[left], id_of[right], [id_of[piece] for piece in pieces]))
+            word.merges.append(MergeRecord(priority, id_of[left], id_of[right], [id_of[piece] for piece in pieces]))
         merged.append(word)
     is_same = [token for word in merged for token in word.pieces] == tokenizer.encode(text)
     return merged if is_same else []

@@ -139,8 +139,8 @@ def test_what_it_does_not_have_is_computed_as_before(
     mask, rule, score, dropout = case
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     x = drawn(B, N, T, H, seed=1)
-    assert not AttentionOp(mask, T, torch.arange(T)[None], position=rule)._can_use_flex(x, x, dropout, score)
-    assert AttentionOp(WINDOW, T, torch.arange(T)[None], position=AttentionPositions())._can_use_flex(
+    assert not AttentionOp(mask, T, torch.arange(T)[None], position=rule)._prefers_flex_attention(x, x, dropout, score)
+    assert AttentionOp(WINDOW, T, torch.arange(T)[None], position=AttentionPositions())._prefers_flex_attention(
         x, x, 0.0, Score(1.0)
     )
 
@@ -165,7 +165,7 @@ def test_only_long_rows_on_gpus(monkeypatch: pytest.MonkeyPatch, n_keys: int) ->
     def flexes(device: str, width: int) -> bool:
         monkeypatch.setattr(gpu, "FLEX_DEVICES", ("cpu",) if device in devices else ())
         x = torch.empty(1, 1, n_keys, width)
-        return AttentionOp(WINDOW, n_keys, torch.zeros(1, n_keys))._can_use_flex(x, x, 0.0, Score(1.0))
+        return AttentionOp(WINDOW, n_keys, torch.zeros(1, n_keys))._prefers_flex_attention(x, x, 0.0, Score(1.0))
 
     devices, wide = gpu.FLEX_DEVICES, gpu.FLEX_MIN_HEAD_WIDTH
     assert not flexes("cuda", wide)

@@ -194,7 +194,7 @@ class Family:
             for key, rule in self._iterate_rules_with_head(head):
                 config |= rule.write_key(nearest, key, unsupported)
             found = flatten_recipe_with_defaults(*self._read_config_back(config, model, objective))
-            for key, value in _iterate_output_differences(wanted, found, isinstance(objective, Embedding)):
+            for key, value in _iterate_differences_that_change_outputs(wanted, found, isinstance(objective, Embedding)):
                 has = unsupported.pop(key, _format_value(found.get(key)))
                 obstacles[key] = f"{_format_value(value)}, where {self.model_type} has {has}"
         except InexpressibleRecipe as error:
@@ -215,7 +215,7 @@ class Family:
         An objective with a head has those of the head and, named `body.`, of its model, whose own head is not read.
         """
         head, body, mappings = self.find_head(model, objective), "", []
-        parameters = {*_first_two_layers_parameter_names(model)}
+        parameters = {*_parameter_names_of_two_layer_model(model)}
         if isinstance(objective, HeadSpec):
             body = "body."
             parameters |= {"head.weight", "dense.weight", "dense_norm.weight"}
@@ -353,7 +353,7 @@ def _gguf_name_map(architecture: str, n_layers: int) -> TensorNameMap:
 
 
 @lru_cache(maxsize=64)
-def _first_two_layers_parameter_names(model: Transformer) -> frozenset[str]:
+def _parameter_names_of_two_layer_model(model: Transformer) -> frozenset[str]:
     """The names of the parameters of a model, of its first two layers only. Raises InexpressibleRecipe beyond all
     sizes."""
     assert model.vocab_size is not None
@@ -430,7 +430,7 @@ def _flatten_spec(spec: Spec, section: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{section}{name}", value
 
 
-def _iterate_output_differences(
+def _iterate_differences_that_change_outputs(
     wanted: RecipeValues, found: RecipeValues, body_only: bool
 ) -> Iterator[tuple[str, Any]]:
     """Yields the keys that change the outputs and differ in a published model, each with the wanted value.

@@ -117,7 +117,7 @@ class AttentionOp:
         q_BNTH = score.transform_queries(q_BNTH)
         if self._position is not None:
             score = self._position.bind_to_positions(score, self._positions_PS)
-        if observer is None and self._can_use_flex(q_BNTH, v_BKSH, dropout, score):
+        if observer is None and self._prefers_flex_attention(q_BNTH, v_BKSH, dropout, score):
             if not self._flex:
                 rule = self._position
                 score_mod = rule.score_mod(self._positions_PS) if isinstance(rule, AlibiPositions) else None
@@ -132,7 +132,7 @@ class AttentionOp:
                 observer(kernel.attention_weights(q_BNTH.to(dtype), keys_BKSH.to(dtype), score))
         return kernel(q_BNTH, keys_BKSH, v_BKSH, dropout, score)
 
-    def _can_use_flex(self, q_BNTH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> bool:
+    def _prefers_flex_attention(self, q_BNTH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> bool:
         """Returns whether to use FlexAttention.
 
         SDPA is faster where it has the mask built in; a dilated window is dense in the blocks of `WindowKernel`.
