@@ -171,7 +171,7 @@ class _SentencePairCutter:
         return number
 
     def _place_window(self, document: int, preferred_start: int, length: int) -> tuple[int, int]:
-        """Returns a span of at most `length` tokens of a document, from `preferred_start` on if enough tokens follow."""
+        """Returns a span of at most `length` tokens of a document, from `preferred_start` if enough tokens follow."""
         start, stop = self._span_without_special_tokens(document)
         first = min(max(preferred_start, start), max(start, stop - length))
         return first, min(stop, first + length)
