@@ -70,7 +70,7 @@ class StreamedText:
 
     n_units: units of a turn.
     n_bytes: size of the files, and of datasets as far as it is known.
-    head: the first block; call `record_head_and_compute_hash` before reading it.
+    head: the first block; call `record_head_end_and_hash_text` before reading it.
     first_numbers: for each unit in the head, the number of its first document there.
     """
 
@@ -95,7 +95,7 @@ class StreamedText:
         """Returns the fraction of the units that the head has."""
         return 1.0 if self.head_end.turn else max(1, self.head_end.unit) / self.n_units
 
-    def record_head_and_compute_hash(self) -> str:
+    def record_head_end_and_hash_text(self) -> str:
         """Reads the head, sets `head_end` and `first_numbers`, and returns the content hash of the whole text.
 
         The hash is of the characters of the head and of the sizes and formats of all files, so 100 GB are not read.

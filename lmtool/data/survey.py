@@ -107,7 +107,7 @@ def _scan_and_resolve(
         raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
     if should_stream(data):
         whole = StreamedText(data, stream_seed)
-        text = _load_or_compute_counts(whole.head, report, whole.record_head_and_compute_hash())
+        text = _load_or_compute_counts(whole.head, report, whole.record_head_end_and_hash_text())
         resolved = {"documents": whole.head.documents, "split": "document", "stream": True}
         return text, data.with_unvalidated_values(resolved)
     data = data.with_unvalidated_values({"stream": False})

@@ -185,7 +185,7 @@ def estimate_min_training_bytes(recipe: Recipe, n_shards: int = 1) -> int:
     return held.sum // n_shards + activations
 
 
-def check_fits_memory(
+def check_training_fits_memory(
     recipe: Recipe, memory_bytes: int, key_origins: Mapping[str, str] | None = None, n_shards: int = 1
 ) -> None:
     """Raises RecipeError for a recipe whose training cannot fit into a memory.

@@ -286,7 +286,7 @@ class ReplacedTokenDetectorWithGenerator(ModelWithoutLikelihood, ModelWrapper):
     def __init__(self, body: TransformerEncoder, spec: ReplacedTokens, model: Transformer) -> None:
         super().__init__(body)
         small = make_generator_spec(model, spec)
-        inputs = blocks.SharedGeneratorInputEmbeddings(body.inputs, small) if spec.share_embeddings else None
+        inputs = blocks.ElectraGeneratorInputEmbeddings(body.inputs, small) if spec.share_embeddings else None
         self.generator = TransformerEncoder(small, body.vocab_size, inputs)
         self.activation = blocks.GATE_ACTIVATIONS.get(model.activation, model.activation)
         self.dense = nn.Linear(model.d_model, model.d_model)

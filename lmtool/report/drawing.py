@@ -187,7 +187,7 @@ def _describe_positions(recipe: Recipe) -> PositionDescription:
             alone = "; a causal mask alone tells positions apart" if spec.reads != "both" else ""
             return PositionDescription(f"None is given{alone}.")
         case positions.SinusoidalPosition():
-            return _describe_sinusoids(spec)
+            return _tabulate_sinusoids(spec)
         case positions.AlibiPosition():
             return _describe_alibi(spec)
         case positions.RelativePosition():
@@ -199,7 +199,7 @@ def _describe_positions(recipe: Recipe) -> PositionDescription:
             return _describe_rotary_positions(spec, spec.position)
 
 
-def _describe_sinusoids(spec: Transformer) -> PositionDescription:
+def _tabulate_sinusoids(spec: Transformer) -> PositionDescription:
     """Shows some components of the vectors of the first positions."""
     module = build_position_embedding(spec)
     width, n = spec.embedding_width or spec.d_model, min(spec.context, MAX_CELLS)

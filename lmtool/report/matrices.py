@@ -15,7 +15,7 @@ from lmtool.model.layers.attention import AttentionOp, SelfAttention
 from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward, InputEmbeddings, apply_plain_or_gated_activation
 from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.layers.positions import LearnedPositions, SinusoidalPositions, build_position_embedding
-from lmtool.model.size import check_fits_memory
+from lmtool.model.size import check_training_fits_memory
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -42,7 +42,7 @@ def compute_first_layer_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
         plain = f"Transformers at most {MAX_WIDTH} wide, of scaled dot products of plain queries and keys"
         fix = "name one, with -s model.d_model=6 -s model.n_heads=1"
         raise UsageError(f"--numbers are for {plain}", where="model", fix=fix)
-    check_fits_memory(recipe, MAX_MODEL_BYTES)
+    check_training_fits_memory(recipe, MAX_MODEL_BYTES)
     T = min(spec.context, MAX_POSITIONS)
     torch.manual_seed(recipe.seed)
     lm, positions, tokens_1T = build(spec, T).eval(), build_position_embedding(spec), torch.arange(T)[None]

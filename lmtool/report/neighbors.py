@@ -29,7 +29,7 @@ def _list_words(neighbors: Neighbors) -> list[str]:
     return [printable(name) for name in (neighbors.word, *(neighbor.word for neighbor in neighbors.nearest))]
 
 
-def _scale_to_image_coordinates(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _scale_to_unit_image_coordinates(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Scales points to shares of the width and the height from the upper left, both on the same scale."""
     xs, ys = zip(*points, strict=True)
     wide = max(max(xs) - min(xs), max(ys) - min(ys)) or 1.0
@@ -42,7 +42,7 @@ def format_neighbor_map_lines(
 ) -> Iterator[str | Text]:
     """Formats the map as lines of text, the word as * and neighbours by number, and then a list of the neighbours."""
     grid = [[" "] * width for _ in range(TERMINAL_LINES)]
-    shares = _scale_to_image_coordinates(project_neighbors(neighbors, method))
+    shares = _scale_to_unit_image_coordinates(project_neighbors(neighbors, method))
     for number, (x, y) in reversed(list(enumerate(shares))):
         mark = str(number) if number else "*"
         first, row = min(round(x * (width - 1)), width - len(mark)), round(y * (TERMINAL_LINES - 1))
@@ -68,7 +68,7 @@ def render_neighbor_map_page(neighbors: Neighbors, method: MapName) -> str:
     """Renders the map as a complete HTML page."""
     coordinates, names = project_neighbors(neighbors, method), _list_words(neighbors)
     texts = [None, *(None if neighbor.text is None else printable(neighbor.text) for neighbor in neighbors.nearest)]
-    words = list(zip(names, texts, _scale_to_image_coordinates(coordinates), strict=True))
+    words = list(zip(names, texts, _scale_to_unit_image_coordinates(coordinates), strict=True))
     picture = render("scatter.svg", width=WIDTH, height=HEIGHT, margin=MARGIN, words=words)
     similarities = [None, *(neighbor.similarity for neighbor in neighbors.nearest)]
     rows = [[*cells, *point] for *cells, point in zip(names, similarities, texts, coordinates, strict=True)]

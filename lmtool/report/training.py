@@ -170,7 +170,7 @@ def render_loss_figure(histories: Sequence[RunHistory]) -> Markup:
     of = "the validation part" if all(held_out) else f"{TRAINING_ROWS}, as none are held out"
     of = f"the validation part, or of {of}" if any(held_out) and not all(held_out) else of
     caption = f"Loss in {unit}: of the steps, before their update, and of {of}."
-    if any(history.best_checkpoint_record for history in histories):
+    if any(history.best_checkpoint_or_lowest_loss_record for history in histories):
         caption += " A ring marks the best checkpoint."
     if is_log:
         caption += " The axis is logarithmic."
@@ -200,7 +200,7 @@ def _mark_best_checkpoints(drawn: Sequence[_PlottedRun], x: str, y: str) -> list
     """Returns rings around the best checkpoints."""
     several, marks = len(drawn) > 1, []
     for part in drawn:
-        chosen = part.history.best_checkpoint_record or {}
+        chosen = part.history.best_checkpoint_or_lowest_loss_record or {}
         record = next((record for record in part.records if record.get("step") == chosen.get("step")), chosen)
         for point in part.points(x, y, [record]):
             name = "best checkpoints" if several else f"best checkpoint, step {record['step']:,}"

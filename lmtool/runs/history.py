@@ -123,7 +123,7 @@ class RunHistory:
         return {record["step"]: norms for record in self.records if (norms := record.get(GRADIENT_NORMS))}
 
     @cached_property
-    def best_checkpoint_record(self) -> LogRecord | None:
+    def best_checkpoint_or_lowest_loss_record(self) -> LogRecord | None:
         """Returns the record of the best checkpoint, or before there is one that of the lowest validation loss."""
         step, aside = self.run.best_step, self._interrupted_record
         if aside is not None and aside["step"] == step:
@@ -153,7 +153,11 @@ class RunHistory:
 
     def summary(self) -> dict[str, object]:
         """Returns what `lmtool runs compare` shows besides the recipe, test scores first. Losses are in nats."""
-        best, chosen, last = self.lowest_loss_validation, self.best_checkpoint_record or {}, self.last_record
+        best, chosen, last = (
+            self.lowest_loss_validation,
+            self.best_checkpoint_or_lowest_loss_record or {},
+            self.last_record,
+        )
         seconds, batch_size = finite_number(last.get("seconds")), finite_number(self.recipe.get("training.batch_size"))
         is_table = self.loss_unit == "row" or self.n_valid_rows is not None
         n_tokens = finite_number(last.get("tokens")) or 0
@@ -212,7 +216,7 @@ def explain_indistinguishable_scores(
     """
     boards: dict[str, list[_ScoredRun]] = {}
     for history in histories:
-        chosen = history.best_checkpoint_record or {}
+        chosen = history.best_checkpoint_or_lowest_loss_record or {}
         validation = {**chosen, "loss": chosen.get("valid_loss"), "rows": history.n_valid_rows}
         for source, measured in {
             **history.best_checkpoint_test_scores,

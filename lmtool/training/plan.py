@@ -9,7 +9,7 @@ from lmtool.compute.processes import World, local_size
 from lmtool.data.survey import Progress, ScannedTrainingText
 from lmtool.errors import UsageError
 from lmtool.interop.resolve import import_models_named_in_recipe, resolve_recipe_for_text, resolve_reference
-from lmtool.model.size import check_fits_memory, estimate_min_training_bytes
+from lmtool.model.size import check_training_fits_memory, estimate_min_training_bytes
 from lmtool.printable import format_count
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import ResolvedRecipe, Setting
@@ -214,7 +214,7 @@ def check_device_and_choose_sharding(
     memory = device_memory_bytes(compute.device)
     sharded = _must_shard(recipe, compute, memory)
     if memory is not None:
-        check_fits_memory(recipe, memory, origins, world.size if sharded else 1)
+        check_training_fits_memory(recipe, memory, origins, world.size if sharded else 1)
     return replace(compute, world=replace(world, sharded=sharded))
 
 

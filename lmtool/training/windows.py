@@ -62,7 +62,7 @@ class _ExampleTokenSpans:
 
 
 @dataclass(frozen=True)
-class _StreamCutter(RandomOffsetWindows):
+class _ConsecutiveWindowCutter(RandomOffsetWindows):
     """Cuts windows out of the concatenated text, across the ends of documents."""
 
     length: int
@@ -214,13 +214,13 @@ class Windows:
         self.length = cut.length
         self._store = store
         self._seed = seed
-        self._cutter: _SentencePairCutter | _StreamCutter | _DocumentPacker
+        self._cutter: _SentencePairCutter | _ConsecutiveWindowCutter | _DocumentPacker
         if cut.unit != "stream":
             self._cutter = _SentencePairCutter(store, cut, seed, special_ids)
         elif isolated and _DocumentPacker.should_pack(store, cut):
             self._cutter = _DocumentPacker(store, cut, seed)
         else:
-            self._cutter = _StreamCutter(len(store), cut.stride, seed, cut.length)
+            self._cutter = _ConsecutiveWindowCutter(len(store), cut.stride, seed, cut.length)
         n_items = self._cutter.n_items
         self._order = SampleOrder(n_items, seed) if n_lanes is None else LaneOrder(n_items, n_lanes, seed)
 

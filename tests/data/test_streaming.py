@@ -96,7 +96,7 @@ def test_each_turn_has_all_documents_in_an_order_of_its_own(folder: Path, monkey
     monkeypatch.setattr(streaming, "UNIT_BYTES", 50)
     monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 300)
     text = streamed(folder)
-    content = text.record_head_and_compute_hash()
+    content = text.record_head_end_and_hash_text()
     assert 0 < text.head_fraction < 1
     both = [documents(chunks) for chunks in blocks(text, BlockStart(), 2)]
     assert max(sum(map(len, block)) for block in both) < 300 + 5000  # of packed files chunks are long here
@@ -104,8 +104,8 @@ def test_each_turn_has_all_documents_in_an_order_of_its_own(folder: Path, monkey
     first, second = order[: len(order) // 2], order[len(order) // 2 :]
     assert first != second
     assert sorted(first) == sorted(second) == sorted(documents_of_units(text))
-    assert streamed(folder).record_head_and_compute_hash() == content
-    assert streamed(folder, seed=2).record_head_and_compute_hash() != content
+    assert streamed(folder).record_head_end_and_hash_text() == content
+    assert streamed(folder, seed=2).record_head_end_and_hash_text() != content
 
 
 def test_a_long_document_is_cut_into_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_long_document_is_cut_into_blocks(tmp_path: Path, monkeypatch: pytest.
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(long)
     text = streamed(tmp_path, documents="whole")
-    text.record_head_and_compute_hash()
+    text.record_head_end_and_hash_text()
     found = list(blocks(text, BlockStart(), 1))
     assert all(sum(chunk.size for chunk in chunks) < 1_000_000 and chunks[-1].ends for chunks in found)
     assert "".join(part for chunks in found for chunk in chunks for part in chunk.texts) == 2 * long
@@ -125,7 +125,7 @@ def test_validation_documents_come_in_no_turn(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(streaming, "UNIT_BYTES", 200)
     monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 3000)
     text = streamed(folder)
-    text.record_head_and_compute_hash()
+    text.record_head_end_and_hash_text()
     train, valid = (DocumentSplitPart(5, 1 << 62, valid=valid) for valid in (False, True))
     held_out = documents(valid.select(text.head.chunks()))
     assert len(held_out) > 3
@@ -150,9 +150,9 @@ def test_a_dataset_is_read_in_shards(tmp_path: Path) -> None:
     assert text.n_units == 4
     assert documents_of_units(text) == ["a text", *(f"{number}-{i}" for number in range(3) for i in range(4))]
     assert text.n_bytes == 6 + sum(path.stat().st_size for path in folder.iterdir())
-    before = streamed(f"hf:{folder}").record_head_and_compute_hash()
+    before = streamed(f"hf:{folder}").record_head_end_and_hash_text()
     with open(folder / "train-2.jsonl", "a") as file:
         file.write('{"text": "new"}\n')
-    assert streamed(f"hf:{folder}").record_head_and_compute_hash() != before
+    assert streamed(f"hf:{folder}").record_head_end_and_hash_text() != before
     with pytest.raises(DataError):
         documents_of_units(streamed(f"hf:{folder}", column="body"))

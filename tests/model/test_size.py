@@ -13,7 +13,7 @@ from lmtool.model.layers.attention import find_layer_matrices_and_part_rows
 from lmtool.model.lora import add_adapters_and_freeze_
 from lmtool.model.size import (
     build_on_meta,
-    check_fits_memory,
+    check_training_fits_memory,
     count_adapter_parameters,
     count_parameters,
     estimate_min_training_bytes,
@@ -138,8 +138,8 @@ def test_what_stays_has_no_gradients_and_no_moments(tuning):
         3 * weights, rel=0.01
     )
     with pytest.raises(RecipeError):
-        check_fits_memory(whole, 16 * GIGABYTE)
-    check_fits_memory(part, 16 * GIGABYTE)
+        check_training_fits_memory(whole, 16 * GIGABYTE)
+    check_training_fits_memory(part, 16 * GIGABYTE)
 
 
 @pytest.mark.parametrize("keys", [{}, {"n_layers": 1}, {"share_layers": True}, {"shape": "encoder-decoder"}])
@@ -163,10 +163,10 @@ def test_embeddings_that_stay_have_no_gradients_and_no_moments():
 
 
 def test_a_refusal_names_the_line_of_the_largest_key():
-    check_fits_memory(load("gpt2-124m").recipe, 4 * GIGABYTE)
+    check_training_fits_memory(load("gpt2-124m").recipe, 4 * GIGABYTE)
     resolved = load("tiny", ["tokenizer.vocab_size=1000000000000"])
     with pytest.raises(RecipeError) as caught:
-        check_fits_memory(resolved.recipe, 24 * GIGABYTE, key_origins=resolved.origins)
+        check_training_fits_memory(resolved.recipe, 24 * GIGABYTE, key_origins=resolved.origins)
     n = count_parameters(resolved.recipe.model, 10**12).parameters
     (line,) = caught.value.lines()
     assert line.startswith("-s tokenizer.vocab_size=1000000000000: tokenizer.vocab_size: ")
@@ -188,11 +188,11 @@ def test_a_refusal_names_the_line_of_the_largest_key():
 def test_the_key_that_matters_most_is_named(override, key):
     recipe = load("tiny", ["model.n_heads=1", override]).recipe
     with pytest.raises(RecipeError, match=rf"^{key}: "):
-        check_fits_memory(recipe, 24 * GIGABYTE)
+        check_training_fits_memory(recipe, 24 * GIGABYTE)
 
 
 def test_a_vocabulary_that_only_the_text_gives_counts_when_it_is_known():
     recipe = load("shakespeare-char").recipe
-    check_fits_memory(recipe, GIGABYTE)
+    check_training_fits_memory(recipe, GIGABYTE)
     with pytest.raises(RecipeError):
-        check_fits_memory(load("shakespeare-char", ["model.vocab_size=1000000000"]).recipe, GIGABYTE)
+        check_training_fits_memory(load("shakespeare-char", ["model.vocab_size=1000000000"]).recipe, GIGABYTE)

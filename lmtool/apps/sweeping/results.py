@@ -25,7 +25,7 @@ LOWER_IS_BETTER = ("loss", "bits per byte")
 
 def get_validation_metric(history: RunHistory) -> tuple[str, float | None]:
     """Returns the name and value of the figure that chose the best checkpoint: of validation, never of test rows."""
-    metric, chosen = str(history.recipe.get("evaluation.metric")), history.best_checkpoint_record or {}
+    metric, chosen = str(history.recipe.get("evaluation.metric")), history.best_checkpoint_or_lowest_loss_record or {}
     measured = history.results.get("", {})
     if measured.get("part") in PARTS_OF_OTHER_MODELS and metric != "loss":
         return main_metric(measured)
@@ -60,7 +60,7 @@ class GridPointResults:
         columns: dict[str, list[float]] = {}
         for run in self.runs:
             metric, value = get_validation_metric(run)
-            other_metric, other_value = main_metric({**(run.best_checkpoint_record or {}), "loss": None})
+            other_metric, other_value = main_metric({**(run.best_checkpoint_or_lowest_loss_record or {}), "loss": None})
             steps, seconds = (finite_number(run.last_record.get(name)) for name in ("step", "seconds"))
             figures = {other_metric: other_value, metric: value, "steps": steps, "seconds": seconds}
             for name, number in figures.items():

@@ -56,7 +56,7 @@ def _make_rotary_qkv_layout(model: Transformer, layout: layouts.ParameterLayout)
         layouts.make_rotary_pairs_layout(model.n_heads),
         layouts.make_rotary_pairs_layout(model.n_kv_heads or model.n_heads),
     )
-    return layouts.make_fused_parameter_layout(get_fused_part_widths(model, "qkv"), (*pairs, layouts.SAME))
+    return layouts.make_fuse_on_import_layout(get_fused_part_widths(model, "qkv"), (*pairs, layouts.SAME))
 
 
 LAYOUTS: Mapping[str, LayoutFactory] = {

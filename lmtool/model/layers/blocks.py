@@ -98,7 +98,7 @@ class InputEmbeddings(nn.Module):
         return ops.dropout(self.norm(x_BTD), self.dropout, self.training)
 
 
-class SharedGeneratorInputEmbeddings(InputEmbeddings):
+class ElectraGeneratorInputEmbeddings(InputEmbeddings):
     """All input embeddings of another stack, mapped to the width of a model (Clark et al. 2020)."""
 
     def __init__(self, inputs: InputEmbeddings, spec: Transformer) -> None:
