@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from lmtool.cli.help import flag, option, shared
 from lmtool.errors import UsageError
-from lmtool.generation.params import StrategyName, default_value, get_strategy_option_types
+from lmtool.generation.params import StrategyName, default_value, get_strategy_options
 
 if TYPE_CHECKING:
     from lmtool.generation.forms import TextForm
@@ -145,7 +145,7 @@ def with_sampling_options(
     options: dict[str, tuple[Any, Any]] = {}
     flags: dict[str, str] = {}
     for strategy in strategies:
-        for name, (type_, help) in get_strategy_option_types(strategy).items():
+        for name, (type_, help) in get_strategy_options(strategy).items():
             default = str(default_value(strategy, name) or "") if help.default is None else help.default
             shown = (defaults or {}).get(name, default) or False
             names = [help.flag] if help.flag else []

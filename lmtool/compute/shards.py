@@ -176,14 +176,13 @@ class WholeMatrixExchange:
         parts = [iter(torch.split(received, numels_of_rank)) for received, numels_of_rank in by_rank]
         return [torch.cat([next(part) for part in parts]).view(self._shapes[i]) for i in self.owned]
 
-    def scatter(self, matrices: Sequence[Tensor], dtype_and_device_like: Tensor) -> list[Tensor]:
+    def scatter_owned_matrices(self, matrices: Sequence[Tensor], like: Tensor) -> list[Tensor]:
         """Scatters the matrices of each process. Returns this process's rows of all.
 
-        dtype_and_device_like: a tensor of their type.
+        like: a tensor of their type.
         """
         sent = [
-            _concatenate((m[row_range(len(m), rank, self._size)] for m in matrices), dtype_and_device_like)
-            for rank in range(self._size)
+            _concatenate((m[row_range(len(m), rank, self._size)] for m in matrices), like) for rank in range(self._size)
         ]
         numels = [[self._numel(i, self._rank) for i in self._owned_by(rank)] for rank in range(self._size)]
         rows: dict[int, Tensor] = {}

@@ -19,7 +19,7 @@ from lmtool.data import bundled
 from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 from lmtool.errors import DataError, ResourceError, UsageError
 from lmtool.printable import printable
-from lmtool.recipe.document import parse_yaml_collecting_mistakes
+from lmtool.recipe.document import parse_yaml
 from lmtool.storage import durable
 from lmtool.storage.checksum import sha256_of_file
 from lmtool.storage.records import JsonModel
@@ -103,9 +103,7 @@ class DatasetCatalogue(JsonModel):
 
 def read_catalogue() -> DatasetCatalogue:
     """Reads the catalogue that comes with lmtool."""
-    content = parse_yaml_collecting_mistakes(
-        (bundled.data_folder() / CATALOGUE_FILE).read_text(encoding="utf-8"), CATALOGUE_FILE
-    ).value
+    content = parse_yaml((bundled.data_folder() / CATALOGUE_FILE).read_text(encoding="utf-8"), CATALOGUE_FILE).value
     return TypeAdapter(DatasetCatalogue).validate_python(content)
 
 

@@ -122,7 +122,7 @@ def _make_brown_genre_rows(files: Members) -> list[TableRow]:
     return seeded_shuffle(rows)
 
 
-def _count_sexes_by_name(files: Members) -> list[tuple[str, Counter[str]]]:
+def _count_children_by_name_and_sex(files: Members) -> list[tuple[str, Counter[str]]]:
     """Counts the children of each sex with a first name in lower case, the most frequent name first."""
     from pyarrow import parquet
 
@@ -136,7 +136,7 @@ def _count_sexes_by_name(files: Members) -> list[tuple[str, Counter[str]]]:
 def _make_name_sex_rows(files: Members) -> list[TableRow]:
     """Makes rows of those of the 20,000 most frequent names that nine in ten children of one sex have."""
     rows = []
-    for name, sexes in _count_sexes_by_name(files)[:20_000]:
+    for name, sexes in _count_children_by_name_and_sex(files)[:20_000]:
         ((sex, n),) = sexes.most_common(1)
         if n >= 0.9 * sexes.total():
             rows.append({"name": name, "label": sex})
@@ -193,7 +193,9 @@ DATASET_BUILDERS: dict[str, Callable[[Members], str | list[TableRow] | dict[str,
         "\n".join(sentences) for _, sentences in seeded_shuffle(_read_brown_texts_with_genre(files))
     ),
     "lines": lambda files: "".join(seeded_shuffle("".join(_decode_members(files).values()).splitlines(keepends=True))),
-    "names": lambda files: "".join(seeded_shuffle(f"{name}\n" for name, _ in _count_sexes_by_name(files)[:32_033])),
+    "names": lambda files: "".join(
+        seeded_shuffle(f"{name}\n" for name, _ in _count_children_by_name_and_sex(files)[:32_033])
+    ),
     "topics": _make_topic_rows,
     "spam": _make_email_spam_rows,
     "opinions": _make_polarity_rows,

@@ -93,7 +93,7 @@ def detect_format_suffix(path: Path) -> str:
     """
     name = name_without_compression(path)
     if name.endswith(".json"):
-        return ".json" if is_json_list(path) else ".jsonl" if contains_json_lines(path) else ".txt"
+        return ".json" if is_json_list(path) else ".jsonl" if is_json_lines(path) else ".txt"
     return next((s for s in FOLDER_FORMATS[1:] if name.endswith(s)), ".txt")
 
 
@@ -106,7 +106,7 @@ def is_json_list(path: Path) -> bool:
     return head.translate(None, _BLANK_BYTES)[:2] in (b"[{", b"[]")
 
 
-def contains_json_lines(path: Path) -> bool:
+def is_json_lines(path: Path) -> bool:
     """Returns whether the first line of a file is a JSON object and the second begins like one, in UTF-8."""
     if not path.is_file():
         return False
@@ -288,7 +288,7 @@ def find_next_document_start(path: Path, offset: int, file_size: int, *, after_b
     return file_size
 
 
-def count_lines_before(path: Path, offset: int) -> int:
+def count_line_ends_before(path: Path, offset: int) -> int:
     """Counts the lines that end in the first `offset` bytes of an uncompressed file."""
     return sum(data.count(b"\n") for data in _read_first_bytes(path, offset))
 

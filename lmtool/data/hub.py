@@ -20,7 +20,7 @@ DATASETS_FOLDER = "datasets"
 """Folder of the cache with datasets."""
 
 
-def set_hf_home_and_import_hub() -> Any:
+def import_hub_even_without_home() -> Any:
     """Imports huggingface_hub, whose files are in the cache of lmtool for a user without a home directory.
 
     Raises ResourceError if there is no cache either.
@@ -34,8 +34,8 @@ def set_hf_home_and_import_hub() -> Any:
 
 def import_datasets_quietly() -> Any:
     """Imports the library `datasets`, which shows no progress and logs no attempts to connect."""
-    huggingface_hub = set_hf_home_and_import_hub()
-    import datasets  # after set_hf_home_and_import_hub, which sets where its files are
+    huggingface_hub = import_hub_even_without_home()
+    import datasets  # after import_hub_even_without_home, which sets where its files are
 
     datasets.disable_progress_bars()
     huggingface_hub.utils.logging.set_verbosity(logging.ERROR)

@@ -31,7 +31,7 @@ from lmtool.data.files import (
     compression_suffix,
     convert_read_errors,
     count_line_ends,
-    count_lines_before,
+    count_line_ends_before,
     display_path,
     iterate_lines,
     open_decompressed,
@@ -230,7 +230,7 @@ class JsonRowFileBase(TextRowFileBase):
         return where if column is None else f"{where}, column {quote(str(column))}"
 
     def _format_line(self, line: int) -> str:
-        before = 0 if self.byte_range is None else count_lines_before(self.path, self.byte_range.begin)
+        before = 0 if self.byte_range is None else count_line_ends_before(self.path, self.byte_range.begin)
         return f"{display_path(self.path)}:{before + line}"
 
     @cached_property

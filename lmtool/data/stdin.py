@@ -55,7 +55,7 @@ def temporary_text_files(sources: Sequence[str], command_line_texts: Sequence[st
 def temporary_table_files(sources: Sequence[str], encoding: str | None = None) -> Iterator[list[str]]:
     """Writes standard input, if it is among the sources, to a table file, and yields all file names."""
     with make_parent_and_scratch_folder(Path(tempfile.gettempdir())) as folder:
-        yield _replace_stdin(sources, lambda: _copy_stdin_bytes_to_table_file(folder, encoding))
+        yield _replace_stdin(sources, lambda: _copy_stdin_to_table_file(folder, encoding))
 
 
 @contextmanager
@@ -85,13 +85,13 @@ def temporary_table_file(
         if source is None:
             yield _write_texts_as_table(folder, texts, columns, are_chats)
             return
-        path = _copy_stdin_bytes_to_table_file(folder, table_format.encoding)
+        path = _copy_stdin_to_table_file(folder, table_format.encoding)
         encoding = table_format.encoding or choose_encoding(path, trained_format.encoding)
         delimiter = table_format.delimiter or trained_format.delimiter
         if path.suffix != ".csv" or _looks_like_table(path, encoding, columns, delimiter):
             yield str(path)
         else:
-            yield _write_texts_as_table(folder, _read_nonblank_stdin_lines(path, encoding), columns, are_chats)
+            yield _write_texts_as_table(folder, _read_nonblank_lines_of_saved_stdin(path, encoding), columns, are_chats)
 
 
 def replace_stdin_by_cached_file(kind: Literal["text", "table", "text or table"], *names: Any) -> list[Any]:
@@ -116,7 +116,7 @@ def replace_stdin_by_cached_file(kind: Literal["text", "table", "text or table"]
     return _replace_stdin(names, receive)
 
 
-def wait_for_piped_input() -> bool:
+def has_piped_input() -> bool:
     """Returns whether standard input is a pipe or a file, and not empty. Waits for the first byte."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
@@ -202,7 +202,7 @@ def _copy_stdin_to_file(folder: Path, name: str) -> Path:
     return path
 
 
-def _copy_stdin_bytes_to_table_file(folder: Path, encoding: str | None) -> Path:
+def _copy_stdin_to_table_file(folder: Path, encoding: str | None) -> Path:
     path = _copy_stdin_to_file(folder, "standard-input.csv")
     if is_json_list(path):
         return path.rename(path.with_suffix(".json"))
@@ -234,7 +234,7 @@ def _read_head(path: Path, encoding: str) -> str:
             return ""  # the reader of the file says that there is no such encoding
 
 
-def _read_nonblank_stdin_lines(path: Path, encoding: str) -> Iterator[str]:
+def _read_nonblank_lines_of_saved_stdin(path: Path, encoding: str) -> Iterator[str]:
     """Yields the lines that are not blank. Raises DataError when they do not have this encoding."""
     try:
         yield from read_nonblank_lines(path, encoding)

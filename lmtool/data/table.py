@@ -16,9 +16,9 @@ from lmtool.data.annotated import CONLL_SUFFIX, SQUAD_SUFFIX, ConllFile, SquadFi
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints
 from lmtool.data.files import (
     choose_encoding,
-    contains_json_lines,
     display_path,
     find_files,
+    is_json_lines,
     is_json_list,
     name_without_compression,
     quote,
@@ -182,7 +182,7 @@ def open_table(
         raise DataError("not a table by its name", where=quote(source, 200), fix=fix)
     encoding = "UTF-8" if is_dataset else table_format.encoding or choose_encoding(path, fallback_encoding)
     annotated = {CONLL_SUFFIX: ConllFile, SQUAD_SUFFIX: SquadFile}
-    if ending == SQUAD_SUFFIX and contains_json_lines(path):
+    if ending == SQUAD_SUFFIX and is_json_lines(path):
         ending = ".jsonl"
     if ending in annotated and not (ending == SQUAD_SUFFIX and is_json_list(path)):
         file: RowFile = annotated[ending](path, field_limit, encoding)

@@ -177,7 +177,7 @@ def compute_attention(
     """
     if not find_attention_modules(loaded.model):
         raise _no_attention_error(loaded)
-    row = _make_attention_input(loaded, texts, source, target)
+    row = _make_forward_pass_input(loaded, texts, source, target)
     with torch.inference_mode(), loaded.compute.autocast(), record_attention_weights(loaded.model) as weights:
         # One forward pass, with the head of a classifier.
         (loaded.model.run_head if isinstance(loaded.model, Classifier) else loaded.model)(row.batch.to(loaded.device))
@@ -229,7 +229,7 @@ def _get_attention_kind(model: LanguageModel, module_name: str) -> AttentionKind
     return "encoder" if stack == "encoder" else "decoder" if stack == "decoder" else "self"
 
 
-def _make_attention_input(
+def _make_forward_pass_input(
     loaded: LoadedModel, texts: Sequence[str], source: str | None, target: str | None
 ) -> ForwardPassInput:
     prompt_format, where = loaded.prompt_format, str(loaded.run_path)
@@ -244,7 +244,7 @@ def _make_attention_input(
     if prompt_format.answers:
         raise UsageError("this model answers a source", where=where, fix="give it with --source TEXT")
     if isinstance(loaded.model, LanguageModelWithTaskHead) or loaded.model.reads == "both":
-        return make_row_attention_input(loaded, texts)
+        return make_row_forward_pass_input(loaded, texts)
     if len(texts) != 1:
         raise _text_count_error(loaded, "1 text", texts)
     prompt = prompt_format.make_prompt(texts[0])
@@ -254,7 +254,7 @@ def _make_attention_input(
     return ForwardPassInput(Batch(torch.tensor([read]), prefix_B=prefix_B), read)
 
 
-def make_row_attention_input(loaded: LoadedModel, texts: Sequence[str]) -> ForwardPassInput:
+def make_row_forward_pass_input(loaded: LoadedModel, texts: Sequence[str]) -> ForwardPassInput:
     """Encodes texts as a row of a table, or between the special tokens of an encoder.
 
     Raises UsageError for another number of texts than the model was trained on, and for texts that are too long.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lmtool.arrays import Floats
 from lmtool.batch import Batch, pad_right_with_keep_mask
-from lmtool.evaluation.attention import TextAttention, make_row_attention_input
+from lmtool.evaluation.attention import TextAttention, make_row_forward_pass_input
 from lmtool.model.heads import Classifier
 from lmtool.printable import printable
 from lmtool.recipe.spec.objective import Classification
@@ -63,12 +63,12 @@ class WordAttribution:
 def attribute_words(loaded: LoadedModel, texts: Sequence[str], attention: TextAttention) -> WordAttribution:
     """Attributes the prediction of a classifier, which is not packed, to the words of texts.
 
-    attention: of the classifier on the same texts. Raises UsageError as `make_row_attention_input` does.
+    attention: of the classifier on the same texts. Raises UsageError as `make_row_forward_pass_input` does.
     """
     model, spec = loaded.model, loaded.recipe.objective
     assert isinstance(model, Classifier)
     assert isinstance(spec, Classification)
-    batch = make_row_attention_input(loaded, texts).batch.to(loaded.device)
+    batch = make_row_forward_pass_input(loaded, texts).batch.to(loaded.device)
     with torch.no_grad():
         scores_C = model.run_head(batch).scores[0]
     best = int(scores_C.argmax())

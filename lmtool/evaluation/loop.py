@@ -81,7 +81,7 @@ def evaluate_items(
     metrics: Sequence[str] = (),
     max_tokens: int = BATCH_TOKENS,
     dtype: DTypeLike = np.float64,
-    one_pass: bool = True,
+    one_pass_per_row: bool = True,
 ) -> EvaluationOutput:
     """Evaluates a model in evaluation mode; each process computes its share, and all get the same sums.
 
@@ -92,7 +92,7 @@ def evaluate_items(
         report: called with the tokens of this process done and in total, from 0 on.
         metrics: names of the metrics in the losses.
         max_tokens: positions of a batch.
-        one_pass: False if an item is read once for each of its tokens.
+        one_pass_per_row: False if an item is read once for each of its tokens.
     """
     world = compute.world
 
@@ -103,7 +103,7 @@ def evaluate_items(
     batches = make_batches(world.rank)
     # a process with fewer batches than another joins that to keep step
     n_idle = max(len(make_batches(rank)) for rank in range(world.size)) - len(batches) if world.is_lockstep else 0
-    n_tokens = [sum(sum(lengths[i]) ** (1 if one_pass else 2) for i in batch) for batch in batches]
+    n_tokens = [sum(sum(lengths[i]) ** (1 if one_pass_per_row else 2) for i in batch) for batch in batches]
     n_all_tokens = sum(n_tokens)
     total = torch.zeros((), dtype=compute.widest_dtype, device=compute.device)
     count = torch.zeros((), dtype=torch.int64, device=compute.device)

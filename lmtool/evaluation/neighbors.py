@@ -73,13 +73,13 @@ def find_neighbors(loaded: LoadedModel, word: str, k: int, candidates: Sequence[
 
 
 @torch.inference_mode()
-def solve_analogy(loaded: LoadedModel, a_minus_b_plus_c: tuple[str, str, str], k: int) -> Neighbors:
+def solve_analogy(loaded: LoadedModel, words_abc: tuple[str, str, str], k: int) -> Neighbors:
     """Finds the k tokens nearest to a - b + c for the normalized vectors of three words a, b, c, except these words.
 
     king - man + woman is to a woman as a king is to a man (3CosAdd; Mikolov, Yih and Zweig 2013). Raises as
     `find_neighbors` does.
     """
-    tokens = [require_single_token(loaded.tokenizer, word) for word in a_minus_b_plus_c]
+    tokens = [require_single_token(loaded.tokenizer, word) for word in words_abc]
     a_D, b_D, c_D = F.normalize(loaded.model.token_vectors()[tokens], dim=-1)
     a, b, c = (loaded.tokenizer.display_token(token).strip() for token in tokens)
     return _find_tokens_nearest_to_vector(loaded, a_D - b_D + c_D, tokens, f"{a} - {b} + {c}", k)

@@ -171,7 +171,7 @@ class EvaluationWindows:
             return score(model, collate(rows).to(compute.device)), ()
 
         lengths = [(window.stop - window.start,) for window in self.windows]
-        return evaluate_items(model, lengths, read, compute, report, metrics=metrics, one_pass=one_pass_per_row)
+        return evaluate_items(model, lengths, read, compute, report, metrics=metrics, one_pass_per_row=one_pass_per_row)
 
 
 def compute_perplexity(
@@ -222,7 +222,7 @@ def _score_interpolated_and_alone(model: LanguageModel, batch: Batch) -> Loss:
 
 
 @dataclass(frozen=True)
-class PerplexityReport:
+class PerplexityResult:
     """The perplexity of a text under a model.
 
     limit: bits per byte of the best possible model, for a bundled text of known entropy.
@@ -234,7 +234,7 @@ class PerplexityReport:
     loaded: LoadedModel
     limit: float | None
     unseen: int | None = None
-    baseline: "PerplexityReport | None" = None
+    baseline: "PerplexityResult | None" = None
 
     def to_record(self) -> dict[str, object]:
         """Returns the JSON record."""
@@ -286,7 +286,7 @@ def measure_perplexity(
     device: DeviceName = "auto",
     precision: InferenceName = "float32",
     report: Progress = no_progress,
-) -> PerplexityReport:
+) -> PerplexityResult:
     """Measures the perplexity of a text under a run, by all processes together.
 
     Args:
@@ -301,7 +301,7 @@ def measure_perplexity(
     baseline if either run predicts pairs of words.
     """
 
-    def measure(loaded: LoadedModel, context: int | None, stride: int | None) -> PerplexityReport:
+    def measure(loaded: LoadedModel, context: int | None, stride: int | None) -> PerplexityResult:
         loaded.check_has_likelihood()
         lm, objective, data = loaded.model, loaded.objective, loaded.recipe.data
         context = context or lm.context or loaded.recipe.model.context
@@ -322,7 +322,7 @@ def measure_perplexity(
             windows = EvaluationWindows(store, sliding_windows(store, context, stride))
             collate = objective.collate_for_scoring
             n_unseen = round(windows.evaluate(lm, collate, _count_unseen_ngrams, loaded.compute, report).total)
-        return PerplexityReport(perplexity, loaded, bundled_entropy_bits_per_byte(sources, data), n_unseen)
+        return PerplexityResult(perplexity, loaded, bundled_entropy_bits_per_byte(sources, data), n_unseen)
 
     with configure_compute(device, precision).join_process_group_once() as compute:
         loaded = load_packed_for_inference(resolve_reference(reference), compute)

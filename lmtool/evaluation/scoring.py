@@ -78,7 +78,7 @@ class _ScoringRow:
         """Length of the row, or of its source if that is longer."""
         return max(len(self.tokens), len(self.source or ()))
 
-    def truncate_left(self, n_positions: int) -> "_ScoringRow":
+    def keep_last_positions(self, n_positions: int) -> "_ScoringRow":
         """Returns the row of the last positions, which include all scored ones, with as many of its source."""
         if self.length <= n_positions:
             return self
@@ -177,7 +177,7 @@ def score_continuations(
                 fix = "shorten the prompt or the texts, or take a model with a longer context"
             what = f"{len(long):,} of {len(groups):,} {kind} do not fit the context of {longest} tokens"
             raise UsageError(what, where=f"{long[0][1]}: {long[0][0]:,} tokens {with_what}", fix=fix)
-        encoded = [[[row.truncate_left(longest) for row in rows] for rows in group] for group in encoded]
+        encoded = [[[row.keep_last_positions(longest) for row in rows] for rows in group] for group in encoded]
     can_share = loaded.sharding is None and loaded.model.reads != "both"
     shares = [can_share and all(group) and _common_prefix_length([rows[0] for rows in group]) > 0 for group in encoded]
     common = [[rows[0] for rows in group] for group, shared in zip(encoded, shares, strict=True) if shared]

@@ -61,7 +61,7 @@ class FormState:
         """Returns the place after an allowed token; an end token changes nothing."""
         following = self._following.get((token,))
         if following is None:
-            spellings = self._vocabulary.list_alternative_spelling_ids(token, at_text_start=self._at_text_start)
+            spellings = self._vocabulary.list_spelling_ids(token, at_text_start=self._at_text_start)
             with self._lock:
                 spelling = next(filter(self._can_follow, spellings), None)
             if spelling is None:
@@ -70,7 +70,7 @@ class FormState:
         self._cache_remaining_completing_tokens((token,), following)
         return following
 
-    def with_consumed_forced_tokens(self, tokens: tuple[int, ...]) -> "FormState":
+    def with_forced_tokens(self, tokens: tuple[int, ...]) -> "FormState":
         """Returns the place after forced tokens, without making those between, whose copies would take long."""
         following = self._following.get(tokens)
         if following is None:
@@ -90,7 +90,7 @@ class FormState:
     def _cache_remaining_completing_tokens(self, consumed: tuple[int, ...], following: "FormState") -> None:
         """If the closing sequence of this place begins with these tokens, that of the following one is at most the
         rest."""
-        closing = vars(self).get("short_completing_tokens") or ()
+        closing = vars(self).get("completing_tokens") or ()
         if closing[: len(consumed)] == consumed and len(closing) > len(consumed):
             following._cache_completing_tokens_if_shorter(closing[len(consumed) :])
 
@@ -125,7 +125,7 @@ class FormState:
         with self._lock:  # forced text has another spelling than the mask expects
             tokens = range(self._vocabulary.size)
             spelled = [
-                any(map(self._can_follow, self._vocabulary.list_alternative_spelling_ids(token, self._at_text_start)))
+                any(map(self._can_follow, self._vocabulary.list_spelling_ids(token, self._at_text_start)))
                 for token in tokens
             ]
         return np.array(spelled, dtype=np.bool_)
@@ -155,16 +155,16 @@ class FormState:
     @property
     def closing_tokens(self) -> tuple[int, ...] | None:
         """Tokens that complete the form, few but not always the fewest; None if none were found."""
-        return () if self.may_end else self.short_completing_tokens
+        return () if self.may_end else self.completing_tokens
 
     def _cache_completing_tokens_if_shorter(self, tokens: tuple[int, ...]) -> None:
-        """Caches tokens that complete the form as `short_completing_tokens`, unless it has fewer."""
-        known = vars(self).get("short_completing_tokens")
+        """Caches tokens that complete the form as `completing_tokens`, unless it has fewer."""
+        known = vars(self).get("completing_tokens")
         if known is None or len(tokens) < len(known):
-            self.short_completing_tokens = tokens
+            self.completing_tokens = tokens
 
     @cached_property
-    def short_completing_tokens(self) -> tuple[int, ...] | None:
+    def completing_tokens(self) -> tuple[int, ...] | None:
         """At least one token that completes the form; if None, `dead_end` is where the search ended."""
         state, tokens = self, list[int]()
         classes_V = self._vocabulary.closing_rank_V.astype(np.int64)
@@ -189,7 +189,7 @@ class FormState:
         if closing and closing[0] == token:
             return len(closing) - 1 <= n_left
         child = self.with_token(token)
-        if not (child.may_end or "short_completing_tokens" in vars(child)):
+        if not (child.may_end or "completing_tokens" in vars(child)):
             child._cache_completing_suffix(closing or (), n_left)
         return child.closing_tokens is not None and len(child.closing_tokens) <= n_left
 
@@ -265,7 +265,7 @@ class SpelledVocabulary:
         state.cache_allowed_tokens()  # fails if no token begins it
         return state
 
-    def list_alternative_spelling_ids(self, token: int, at_text_start: bool) -> tuple[int, ...]:
+    def list_spelling_ids(self, token: int, at_text_start: bool) -> tuple[int, ...]:
         """Returns the spellings of a token, the most common first. at_text_start: whether it begins a text."""
         other = self._others.get(token)
         if other is None or not (at_text_start or self.are_words):

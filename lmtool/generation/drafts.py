@@ -154,7 +154,7 @@ class ModelDraft(Draft):
         while True:
             hypothesis, n = yield proposal
             if not caches:
-                caches, n_read = [runner.prefill_to_hidden_or_reuse_last(window)[1]], len(window.tokens)
+                caches, n_read = [runner.prefill_or_reuse_last(window)[1]], len(window.tokens)
             window = replace(window, tokens=(*window.tokens, *hypothesis.text[len(prompt.text) + n_written :]))
             n_written = hypothesis.n_generated
             slides = not runner.fits_context(window)
@@ -168,7 +168,7 @@ class ModelDraft(Draft):
             if not n and not slides:
                 continue
             if slides:
-                hidden_1TD, cache = runner.prefill_to_hidden_or_reuse_last(window)
+                hidden_1TD, cache = runner.prefill_or_reuse_last(window)
             else:  # the new part of the window, at least its last token
                 unread = window.tokens[n_read:]
                 n_kept = common_prefix_length(proposed, unread[:-1])

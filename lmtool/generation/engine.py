@@ -203,7 +203,7 @@ class Engine:
         raises. An engine that isolates failures raises only for lack of memory.
         """
         self.failures = []
-        cache = self._join_running_rows_and_requeue_overlong()
+        cache = self._join_running_rows_and_requeue_rest()
         self._prefills += [_PrefillBatch(group, _distinct_windows(group)) for group in self._group_waiting_requests()]
         running, self._waiting = [state for state, _ in self._running], []
         stepped: list[RequestState] = []
@@ -212,11 +212,11 @@ class Engine:
         if cache is not None and not self._prefills and self._can_speculate(running):
             return self._speculate(running[0], cache)
         if cache is not None:
-            with self._requeue_separately_on_failure(running):
+            with self._isolating_failures(running):
                 forms = {one.form for state in running for one in state.hypotheses if one.form is not None}
                 masks = [self._masks.submit(form.cache_allowed_tokens) for form in forms]
                 texts = [one.window.tokens for state in running for one in state.hypotheses]
-                hidden_BD, cache = self.runner.decode_step_to_hidden_([tokens[-1] for tokens in texts], cache)
+                hidden_BD, cache = self.runner.decode_step_([tokens[-1] for tokens in texts], cache)
                 wait(masks)
                 self._prefixes.store(texts, cache, 1)
                 logits.append(self.runner.compute_logits(hidden_BD, _hypothesis_texts(running)))
@@ -225,8 +225,8 @@ class Engine:
         tokens: list[Token] = []
         for prefill, n in self._split_chunk_budget():
             states, prefill.states = prefill.states, []
-            with self._requeue_separately_on_failure(states):
-                hidden_BTD, cache = self._prefill_chunk_to_hidden_(prefill, n, states)
+            with self._isolating_failures(states):
+                hidden_BTD, cache = self._prefill_chunk_(prefill, n, states)
                 if not prefill.n_left:
                     tokens += self._emit_forced_tokens(prefill, states)
                 if not prefill.n_left and states[0].hypotheses:
@@ -278,7 +278,7 @@ class Engine:
             rows_BV = logits_BV if len(rows) == n_rows else logits_BV[rows]
             for i, one in zip(group, strategy.choose_next_tokens(rows_BV, [states[i] for i in group]), strict=True):
                 rows_of[i] = [starts[i] + row for row in one.rows]
-                with self._requeue_separately_on_failure([states[i]]):
+                with self._isolating_failures([states[i]]):
                     tokens.extend(self._emit_tokens(states[i], one))
 
         for strategy, group in groups.items():
@@ -288,7 +288,7 @@ class Engine:
                 if not self._isolate_failures:
                     raise
                 for i in group:
-                    with self._requeue_separately_on_failure([states[i]]):
+                    with self._isolating_failures([states[i]]):
                         step(strategy, [i])
         self._running = [(state, rows_of[i]) for i, state in enumerate(states) if state.hypotheses]
         return tokens
@@ -334,7 +334,7 @@ class Engine:
         assert isinstance(state.strategy, Sampler)
         form = state.hypotheses[0].form
         assert form is not None
-        after = form.with_consumed_forced_tokens(tuple(token.id for token in prefill.forced))
+        after = form.with_forced_tokens(tuple(token.id for token in prefill.forced))
         tokens: list[Token] = []
         for token in prefill.forced:
             extended = replace(state.hypotheses[0], form=None).with_token(token.id)
@@ -358,7 +358,7 @@ class Engine:
         cache: state after all but the last token of the window, which fits the context; it becomes invalid.
         """
         tokens: list[Token] = []
-        with self._requeue_separately_on_failure([state]):
+        with self._isolating_failures([state]):
             (hypothesis,), sampler, draft = state.hypotheses, state.strategy, self._draft
             assert isinstance(sampler, Sampler)
             assert draft is not None
@@ -393,7 +393,7 @@ class Engine:
         return tokens
 
     @contextmanager
-    def _requeue_separately_on_failure(self, states: Sequence[RequestState]) -> Iterator[None]:
+    def _isolating_failures(self, states: Sequence[RequestState]) -> Iterator[None]:
         """Catches exceptions: ends a single request, and makes each of several be read again alone."""
         try:
             yield
@@ -411,7 +411,7 @@ class Engine:
                 state.prompt = state.prompt if state.n_steps else []
                 self._prefills.append(_PrefillBatch([state], _distinct_windows([state])))
 
-    def _join_running_rows_and_requeue_overlong(self) -> DecodeState | None:
+    def _join_running_rows_and_requeue_rest(self) -> DecodeState | None:
         """Returns the state of the running rows, in order.
 
         Texts that exceed the context slide and wait to be read again; forced tokens become a prefill.
@@ -452,13 +452,13 @@ class Engine:
         forced = form.forced_tokens[: n if left is None else min(n, left)]
         return forced if len(forced) >= (1 if is_alone else MIN_FORCED_TOKENS) else ()
 
-    def _prefill_chunk_to_hidden_(
+    def _prefill_chunk_(
         self, prefill: _PrefillBatch, n_tokens: int, states: Sequence[RequestState]
     ) -> tuple[Tensor, DecodeState]:
         """Reads `n_tokens` more tokens of each window. Returns hidden states (B, T, D) and the new state."""
         cache = prefill.cache
         if cache is None:
-            cache = self._prefixes.build_state_of_equal_length_prefixes(
+            cache = self._prefixes.build_state_of_cached_prefixes(
                 [window.tokens[: prefill.n_read] for window in prefill.windows]
             )
             prefill.n_read = 0 if cache is None else cache.length
@@ -468,7 +468,7 @@ class Engine:
         n_read_before, prefill.n_read = prefill.n_read, prefill.n_read + n_tokens
         if cache is None and self._draft is not None and self._chunk is None and len(prefill.windows) == 1:
             # the runner keeps a whole prompt for further samples
-            hidden_BTD, cache = self.runner.prefill_to_hidden_or_reuse_last(prefill.windows[0])
+            hidden_BTD, cache = self.runner.prefill_or_reuse_last(prefill.windows[0])
         else:
             tokens = [window.tokens[n_read_before : prefill.n_read] for window in prefill.windows]
             hidden_BTD, cache = self.runner.read_tokens(

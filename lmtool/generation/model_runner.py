@@ -124,7 +124,7 @@ class ModelRunner:
         """Reads more tokens of each row, padded to the longest. Returns hidden states (B, T, D) and the new state."""
         return self._model.forward_incremental(self._pad_tokens(tokens), state)
 
-    def prefill_to_hidden_or_reuse_last(self, window: Prompt) -> tuple[Tensor, DecodeState]:
+    def prefill_or_reuse_last(self, window: Prompt) -> tuple[Tensor, DecodeState]:
         """Reads a window in one pass. Returns hidden states (1, T, D) and the state, which stay valid.
 
         The last window is cached for further samples of the same prompt.
@@ -137,7 +137,7 @@ class ModelRunner:
         return pad_right_with_keep_mask([np.array(one, dtype=np.int64) for one in tokens], 0)[0].to(self.device)
 
     @torch.inference_mode()
-    def decode_step_to_hidden_(self, tokens: Sequence[int], state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def decode_step_(self, tokens: Sequence[int], state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Reads one token of each row. Returns hidden states (B, D) and the new state.
 
         Both are valid until the next step, and the given state becomes invalid; see `FastStepsByShape`.

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.compute.kernels.matrices import CKernelMatrix, ProductByRowCount
+from lmtool.compute.kernels.matrices import NativeMatrix, ProductByRowCount
 from lmtool.compute.kernels.program import (
     ACTIVATIONS,
     ActivateStep,
@@ -30,8 +30,8 @@ from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageMode
 from lmtool.model.layers.attention import (
     CrossAttention,
     JoinedLinear,
+    Mixer,
     SelfAttention,
-    SublayerFunction,
     find_linears,
     find_mixers,
 )
@@ -52,7 +52,7 @@ NATIVE_POSITIONS = (AttentionPositions, RotaryPositions, AlibiPositions, Relativ
 class NativeLayerMatrices:
     """The layers of a model and their matrices in the layout of the C kernels."""
 
-    def __init__(self, model: TransformerModel, matrices: dict[nn.Linear, CKernelMatrix]) -> None:
+    def __init__(self, model: TransformerModel, matrices: dict[nn.Linear, NativeMatrix]) -> None:
         self.model, self.stack, self.matrices = model, model.stacks()[-1], matrices
 
     @classmethod
@@ -64,7 +64,7 @@ class NativeLayerMatrices:
         if not isinstance(model, TransformerModel) or not _supports_native_step(model):
             return None
         weights = {linear: cast(PackedMatrix, linear.weight) for linear in find_linears(model.stacks()[-1])}
-        n_copied = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, CKernelMatrix))
+        n_copied = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, NativeMatrix))
         if n_copied > MAX_COPY_MEMORY_SHARE * (physical_memory_limit_bytes() or math.inf):
             return None
         products = {linear: weight.product.native for linear, weight in weights.items()}
@@ -72,7 +72,7 @@ class NativeLayerMatrices:
         if len(matrices) < len(products):
             return None
         for head in model.head_parameters():
-            if isinstance(head, PackedMatrix) and not isinstance(head.product, CKernelMatrix):
+            if isinstance(head, PackedMatrix) and not isinstance(head.product, NativeMatrix):
                 one = head.product.native
                 head.product = head.product if one is None else ProductByRowCount(one, head.product)
         return cls(model, matrices)
@@ -186,7 +186,7 @@ class NativeSingleRowStep:
         return dst
 
     def _add_mixer_without_out_projection(
-        self, mixer: SublayerFunction, state: LayerState, src: int, is_full_attention: bool
+        self, mixer: Mixer, state: LayerState, src: int, is_full_attention: bool
     ) -> int:
         """Adds a mixer. Returns the address of the input of its output projection."""
         match mixer, state:

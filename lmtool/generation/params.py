@@ -71,7 +71,7 @@ class ValidParamValues:
 
 
 _UP_TO_1 = ValidParamValues(lambda p: 0 < p <= 1, "take a number above 0 and at most 1; without {name} all are kept")
-_PENALTY_RANGE = ValidParamValues(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect")
+_PENALTY_VALUES = ValidParamValues(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect")
 
 Seed = Annotated[
     int,
@@ -164,10 +164,10 @@ class SamplingParams(SamplingFilters):
     frequency_penalty: Annotated[
         float,
         CommandLineOption("Lowers the logit of a token by X each time that it was generated.", "X"),
-        _PENALTY_RANGE,
+        _PENALTY_VALUES,
     ] = 0.0
     presence_penalty: Annotated[
-        float, CommandLineOption("Lowers the logit of a token by X once it was generated.", "X"), _PENALTY_RANGE
+        float, CommandLineOption("Lowers the logit of a token by X once it was generated.", "X"), _PENALTY_VALUES
     ] = 0.0
     no_repeat_ngram: Annotated[
         int,
@@ -210,8 +210,8 @@ class SamplingParams(SamplingFilters):
         """Raises UsageError for a value out of its range, and for parameters that contradict one another."""
         if self.strategy not in PANELS:
             raise UsageError(f"there is no strategy {self.strategy}", fix=f"take {', '.join(PANELS)}")
-        _check_ranges(self)
-        taken = get_strategy_option_types(self.strategy)
+        _check_values(self)
+        taken = get_strategy_options(self.strategy)
         defaults = {name: getattr(type(self), name) for name in _SAMPLING_OPTIONS if name not in taken}
         if wrong := [name for name, default in defaults.items() if getattr(self, name) != default]:
             names = ", ".join(_sort_names(wrong))
@@ -291,7 +291,7 @@ class MaskPredict(SamplingFilters):
 
     def __post_init__(self) -> None:
         """Raises UsageError for a value out of its range."""
-        _check_ranges(self)
+        _check_values(self)
         if any(len(ids) != 1 for ids, _ in self.logit_bias):
             what = "mask-predict takes logit_bias of single tokens only"
             raise UsageError(what, fix="give a text of one token, as shown by lmtool tokenize --show")
@@ -314,7 +314,7 @@ _SAMPLING_OPTIONS, _MASK_OPTIONS = _read_options(SamplingParams), _read_options(
 STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 
 
-def get_strategy_option_types(strategy: StrategyName) -> dict[str, tuple[Any, CommandLineOption]]:
+def get_strategy_options(strategy: StrategyName) -> dict[str, tuple[Any, CommandLineOption]]:
     """Returns the type and `CommandLineOption` of each parameter that a strategy takes and the command line has."""
     if strategy == "mask-predict":
         return _MASK_OPTIONS
@@ -326,7 +326,7 @@ def default_value(strategy: StrategyName, name: str) -> Any:
     return getattr(MaskPredict if strategy == "mask-predict" else SamplingParams, name)
 
 
-def _check_ranges(params: AnyParams) -> None:
+def _check_values(params: AnyParams) -> None:
     for field in fields(params):
         value = getattr(params, field.name)
         for part in get_args(field.type):
@@ -367,7 +367,7 @@ def choose_params(
         chosen_by = "mask-predict, which this model needs," if is_bidirectional else name
     if name == "greedy" and given.get("temperature") == 0:
         del given["temperature"]
-    wrong = given.keys() - get_strategy_option_types(name) - _PARAMS_WITHOUT_OPTION[name]
+    wrong = given.keys() - get_strategy_options(name) - _PARAMS_WITHOUT_OPTION[name]
     filters = given.keys() & FILTERS
     if name == "mask-predict" and given.setdefault("by", "gibbs" if filters else "confidence") == "confidence":
         wrong, chosen_by = wrong | filters, chosen_by if wrong else "--by confidence"
@@ -395,7 +395,7 @@ _PARAMS_WITHOUT_OPTION: dict[str, set[str]] = {
 
 def _implied_strategy(given: Mapping[str, Any]) -> tuple[StrategyName, str] | None:
     """Returns the strategy that alone takes one of the given parameters, and that parameter; None if there is none."""
-    takers = {option: [name for name in STRATEGIES if option in get_strategy_option_types(name)] for option in given}
+    takers = {option: [name for name in STRATEGIES if option in get_strategy_options(name)] for option in given}
     implied = {option: names[0] for option, names in takers.items() if len(names) == 1}
     if len(set(implied.values())) > 1:
         raise UsageError(f"{_join_flags(implied)} belong to different strategies", fix="keep those of one")
@@ -427,7 +427,7 @@ def check_strategy_takes_draft(params: AnyParams, *, option: str = "a draft") ->
 
 def params_to_record(params: AnyParams) -> dict[str, Any]:
     """Returns the name of the strategy and the parameters that it takes, as JSON values."""
-    taken = get_strategy_option_types(params.strategy).keys() | _PARAMS_WITHOUT_OPTION[params.strategy]
+    taken = get_strategy_options(params.strategy).keys() | _PARAMS_WITHOUT_OPTION[params.strategy]
     values = {name: value for name, value in asdict(params).items() if name in taken}
     return {"strategy": params.strategy, **values}
 

@@ -40,7 +40,7 @@ class PrefixCache:
         return self._n_block * min(len(self._find_cached_block_keys(tokens)) for tokens in texts)
 
     @torch.inference_mode()
-    def build_state_of_equal_length_prefixes(self, texts: Sequence[Sequence[int]]) -> DecodeState | None:
+    def build_state_of_cached_prefixes(self, texts: Sequence[Sequence[int]]) -> DecodeState | None:
         """Returns the state, one row per text, after the `n_cached_tokens` of each; None for none."""
         keys_by_text = [self._find_cached_block_keys(tokens) for tokens in texts]
         n = min(map(len, keys_by_text))

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmtool.data.files import convert_read_errors
-from lmtool.data.stdin import STDIN, require_single_process_stdin, wait_for_piped_input
+from lmtool.data.stdin import STDIN, has_piped_input, require_single_process_stdin
 from lmtool.errors import DataError, UsageError
 
 
-def read_prompts_from_args_or_file(prompts: Sequence[str], path: str | None) -> list[str]:
+def gather_prompts(prompts: Sequence[str], path: str | None) -> list[str]:
     """Returns the prompts from the command line, from a file, or from piped input; else a single empty one.
 
     Each line of a file or of standard input ("-") is a prompt, even if empty.
@@ -19,7 +19,7 @@ def read_prompts_from_args_or_file(prompts: Sequence[str], path: str | None) -> 
     if path is not None:
         return read_lines(path, "prompt file", "write one prompt a line")
     if not prompts:
-        return read_lines(STDIN) if wait_for_piped_input() else [""]
+        return read_lines(STDIN) if has_piped_input() else [""]
     return [line for prompt in prompts for line in (read_lines(prompt) if prompt == STDIN else [prompt])]
 
 

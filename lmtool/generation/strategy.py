@@ -208,7 +208,7 @@ class Sampler(Strategy):
         elif form is not None and form.form.complete and form.may_end:
             n_left = state.request.params.max_new_tokens - n_steps
             # no later end of the form fits into the tokens left
-            if n_left == 0 or not (self.end_ids or 0 < len(form.short_completing_tokens or ()) <= n_left):
+            if n_left == 0 or not (self.end_ids or 0 < len(form.completing_tokens or ()) <= n_left):
                 finish = "stop"
         if token.id in self.end_ids:
             finish = "end"
@@ -224,7 +224,7 @@ class Sampler(Strategy):
             return token
         if form.may_end and self.end_ids:
             return min(self.end_ids)
-        return form.short_completing_tokens[0] if form.short_completing_tokens else token
+        return form.completing_tokens[0] if form.completing_tokens else token
 
 
 def verify_draft_token(p_V: Tensor, q_V: Tensor, token: int, acceptance: float, uniform: float) -> tuple[int, bool]:

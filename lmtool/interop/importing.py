@@ -65,7 +65,7 @@ def import_to_cache(reference: str) -> Path:
         return _find_or_write_cached_run(open_published_model(Path(reference)), reference, None)
     path, commit = download_hub_model(reference)
     run = _find_or_write_cached_run(open_published_model(path), reference, commit)
-    references.try_replace_cache_line(references.hub_note_file(reference), run.name)
+    references.try_write_cache_line(references.hub_note_file(reference), run.name)
     return run
 
 
@@ -123,7 +123,7 @@ def _digest_files_with_cache(model: PublishedModel) -> dict[str, str]:
             digest = references.read_cache_line_or_empty(note)
             if re.fullmatch("[0-9a-f]{64}", digest) is None:
                 digest = sha256_of_file(real)
-                references.try_replace_cache_line(note, digest)
+                references.try_write_cache_line(note, digest)
         digests[str(file.relative_to(model.path)) if model.path.is_dir() else file.name] = digest
     return digests
 

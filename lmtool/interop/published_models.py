@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from lmtool.data.hub import set_hf_home_and_import_hub
+from lmtool.data.hub import import_hub_even_without_home
 from lmtool.errors import CheckpointError
 from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
 from lmtool.interop.families.config import StrictConfigReader
@@ -248,7 +248,7 @@ def download_hub_model(reference: str) -> tuple[Path, str]:
     Returns its directory and commit. Raises CheckpointError when the Hub does not have it, or it cannot be reached and
     the cache does not have it, and when it holds no weights that can be read.
     """
-    huggingface_hub = set_hf_home_and_import_hub()
+    huggingface_hub = import_hub_even_without_home()
     from huggingface_hub.errors import RepositoryNotFoundError
 
     name, revision = parse_hub_reference(reference)

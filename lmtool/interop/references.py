@@ -70,7 +70,7 @@ def read_cache_line_or_empty(file: Path) -> str:
         return ""
 
 
-def try_replace_cache_line(file: Path, line: str) -> None:
+def try_write_cache_line(file: Path, line: str) -> None:
     """Writes a file of the cache atomically, for `read_cache_line_or_empty`. Does nothing when it cannot be written."""
     # several commands may write the same note
     with suppress(ResourceError), durable.hold_lock(imports_folder() / "locks" / file.name):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.compute.kernels.matrices import CKernelMatrix, MatrixProduct
+from lmtool.compute.kernels.matrices import MatrixProduct, NativeMatrix
 from lmtool.compute.kernels.products import DequantizingProduct, build_head_product, build_product
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import find_linears
@@ -54,7 +54,7 @@ def pack_weights_(model: nn.Module, precision: str, device: torch.device) -> Non
         if matrix is None or isinstance(matrix, PackedMatrix):
             continue
         product = build_head_product(matrix.detach(), precision, device)
-        gives_rows = isinstance(product, CKernelMatrix) and product.dtype == "int8" and head.token_vectors() is matrix
+        gives_rows = isinstance(product, NativeMatrix) and product.dtype == "int8" and head.token_vectors() is matrix
         packed = PackedMatrix(_shape_placeholder(matrix.detach()) if gives_rows else matrix.detach(), product)
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):

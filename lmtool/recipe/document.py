@@ -126,7 +126,7 @@ class _Yaml12Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def parse_yaml_collecting_mistakes(text: str, source: str) -> ParsedYaml:
+def parse_yaml(text: str, source: str) -> ParsedYaml:
     """Parses one YAML document.
 
     source: the name in origins: a file, or a command-line argument, which has no lines.

@@ -28,7 +28,7 @@ from lmtool.recipe.document import (
     dotted_key,
     format_value_for_message,
     parse_plain_scalar,
-    parse_yaml_collecting_mistakes,
+    parse_yaml,
     shorten,
 )
 from lmtool.recipe.dump import iterate_values
@@ -193,7 +193,7 @@ def _read_recipe_file(name: str | Path) -> tuple[Path, str, ParsedYaml]:
 @lru_cache(maxsize=8)
 def _parse_file(text: str, source: str) -> ParsedYaml:
     """Caches the document, because a command resolves a recipe before and after it knows its data."""
-    return parse_yaml_collecting_mistakes(text, source)
+    return parse_yaml(text, source)
 
 
 def apply_settings(recipe: Recipe, source: str, name: str, settings: Sequence[Setting]) -> ResolvedRecipe:
@@ -336,12 +336,12 @@ def _parse_settings_collecting_mistakes(argument: str) -> Iterator[Setting]:
         yield Setting(key, None, flag, mistake=f"unknown key{_format_suggestion_for_unknown_key(path)}")
     elif needs_no_quotes and not (accepts_null and text.strip() == "null"):
         # only a list or quoted text is YAML here: `ROMEO:` is not a mapping
-        document = parse_yaml_collecting_mistakes(text, "") if text.startswith(("[", '"', "'")) else ParsedYaml()
+        document = parse_yaml(text, "") if text.startswith(("[", '"', "'")) else ParsedYaml()
         is_yaml = not document.mistakes and isinstance(document.value, str | list)
         yield Setting(key, document.value if is_yaml else text, flag)
     elif _RELATIVE.fullmatch(text.strip()) and isinstance(addend := parse_plain_scalar(text.strip()), int | float):
         yield Setting(key, addend, flag, adds=True)
-    elif mistakes := (document := parse_yaml_collecting_mistakes(text, flag)).mistakes:
+    elif mistakes := (document := parse_yaml(text, flag)).mistakes:
         yield from (Setting(key, None, flag, mistake=mistake.what) for mistake in mistakes)
     else:
         yield from _split_setting(path, document.value, flag)

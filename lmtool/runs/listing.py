@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import RootModel
 
 from lmtool.errors import CheckpointError
-from lmtool.recipe.document import flatten_mapping, parse_yaml_collecting_mistakes
+from lmtool.recipe.document import flatten_mapping, parse_yaml
 from lmtool.recipe.load import MAX_RECIPE_BYTES
 from lmtool.runs import checkpoint as checkpoints
 from lmtool.runs.directory import CHECKPOINTS, EVALUATIONS, Run
@@ -237,7 +237,7 @@ def read_recipe_values(run: Run) -> Values:
         text = durable.read_file(run.recipe_path, MAX_RECIPE_BYTES).decode()
     except (OSError, ValueError):
         return {}
-    return flatten_mapping(parse_yaml_collecting_mistakes(text, str(run.recipe_path)).value)
+    return flatten_mapping(parse_yaml(text, str(run.recipe_path)).value)
 
 
 def validation_part(values: Values) -> Literal["validation", "training"]:

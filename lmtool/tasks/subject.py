@@ -19,7 +19,7 @@ STORE_FOLDERS = ("", "train", "valid")
 """Folders of token stores in the output of `lmtool tokenize`."""
 
 
-def infer_run_table_or_text(
+def infer_subject_kind(
     file_or_run_names: Sequence[str], data: Data, *, is_text: bool, infer_labels_from_cells: bool = False
 ) -> Subject:
     """Infers what names refer to. is_text: excludes tables.

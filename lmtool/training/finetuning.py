@@ -30,7 +30,7 @@ from lmtool.tasks.prepare import (
     sample_texts,
 )
 from lmtool.tasks.schema import RowKind, has_related_texts
-from lmtool.tasks.subject import infer_run_table_or_text
+from lmtool.tasks.subject import infer_subject_kind
 from lmtool.training.folds import compute_cross_validated_head_losses
 from lmtool.training.plan import TrainingPlan, check_has_no_adapters, is_for_tables, plan_pretraining
 
@@ -76,7 +76,7 @@ def plan_training_for_data(
         sources = [*data.sources, *data.tasks]
         if not sources:
             raise UsageError("nothing to plan", fix="name a text, a table or a recipe: lmtool plan book.txt")
-        subject = infer_run_table_or_text(
+        subject = infer_subject_kind(
             data.train, data, is_text=any(setting.key == "data.column" for setting in about_data)
         )
         if subject == "run":

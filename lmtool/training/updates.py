@@ -168,7 +168,7 @@ class MuonMatrices(UpdateRule):
             orthogonal_GRC = orthogonalise(torch.stack([update for (update,) in alike]))
             orthogonal_GRC = orthogonal_GRC * max(1, n_rows / n_columns) ** 0.5
             torch._foreach_copy_([update for (update,) in alike], list(orthogonal_GRC.unbind()))
-        torch._foreach_add_(rows, exchange.scatter(matrices, updates[0]), alpha=-rate)
+        torch._foreach_add_(rows, exchange.scatter_owned_matrices(matrices, updates[0]), alpha=-rate)
 
 
 def _split_and_group_by_shape(

@@ -21,7 +21,7 @@ from lmtool.compute.device import ExecutionContext
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.generation import generate as generating
 from lmtool.generation.generate import complete
-from lmtool.generation.params import STRATEGIES, SamplingParams, get_strategy_option_types
+from lmtool.generation.params import STRATEGIES, SamplingParams, get_strategy_options
 from lmtool.generation.replay import params_from_record
 from lmtool.recipe.spec.objective import Causal
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -171,7 +171,7 @@ def test_every_setting_is_an_option_without_a_default() -> None:
     app.command()(generate)
     options: dict[Any, Any] = {option.name: option for option in typer.main.get_command(app).params}
     for strategy in STRATEGIES:
-        for name, (_, help) in get_strategy_option_types(strategy).items():
+        for name, (_, help) in get_strategy_options(strategy).items():
             assert options[name].default is None
             assert options[name].help.startswith(help.text)
     assert options["groups"].opts == ["--beam-groups"]

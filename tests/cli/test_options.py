@@ -197,7 +197,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(starting, "train", keep)
     monkeypatch.setattr(planning, "forecast_training", settled)
     monkeypatch.setattr(resolve, "resolve_recipe_for_text", tokenized)
-    monkeypatch.setattr(checking, "check_training_and_validation_text", looked)
+    monkeypatch.setattr(checking, "check_text", looked)
     monkeypatch.setattr(checking, "check_labelled_tables", looked)
 
     def call(*words: str) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.data.hub import download_dataset, parse_dataset_name, set_hf_home_and_import_hub
+from lmtool.data.hub import download_dataset, import_hub_even_without_home, parse_dataset_name
 from lmtool.data.prepare import tokenize_data
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import CharTokenizer, Data
@@ -79,5 +79,5 @@ def test_without_a_home_the_files_of_the_hub_are_in_the_cache(
     monkeypatch.setenv("HF_HOME", "")
     monkeypatch.delenv("HF_HOME")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path.replace("~", home))
-    assert set_hf_home_and_import_hub() is sys.modules["huggingface_hub"]
+    assert import_hub_even_without_home() is sys.modules["huggingface_hub"]
     assert os.environ.get("HF_HOME") == (str(tmp_path / "huggingface") if is_moved else None)

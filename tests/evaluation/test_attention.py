@@ -11,7 +11,7 @@ import torch
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
-from lmtool.evaluation.attention import AttentionWeights, TextAttention, compute_attention, make_row_attention_input
+from lmtool.evaluation.attention import AttentionWeights, TextAttention, compute_attention, make_row_forward_pass_input
 from lmtool.evaluation.attribution import (
     PATH_STEPS,
     attribute_words,
@@ -233,7 +233,7 @@ def test_words_that_decided(load: Any, name: str) -> None:
     assert isinstance(model, Classifier)
     text = "They walked home, alone"
     found = attribute_words(loaded, [text], compute_attention(loaded, [text]))
-    row = make_row_attention_input(loaded, [text])
+    row = make_row_forward_pass_input(loaded, [text])
 
     def score(ids: list[int]) -> torch.Tensor:
         scores_C = model.run_head(Batch(torch.tensor([ids]))).scores[0]

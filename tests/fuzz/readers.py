@@ -25,7 +25,7 @@ from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.data.table import open_table
 from lmtool.data.vectors import VectorFile
 from lmtool.generation.params import MaskPredict, SamplingParams, params_to_record
-from lmtool.generation.prompts import read_prompts_from_args_or_file
+from lmtool.generation.prompts import gather_prompts
 from lmtool.generation.replay import read_generation_records
 from lmtool.interop.importing import read_recipe_sections
 from lmtool.interop.published_models import open_published_model
@@ -191,7 +191,7 @@ def _read_vectors(folder: Path, content: bytes) -> None:
 
 
 def _read_prompts(folder: Path, content: bytes) -> None:
-    read_prompts_from_args_or_file([], str(_written(folder, "prompts.txt", content)))
+    gather_prompts([], str(_written(folder, "prompts.txt", content)))
 
 
 def _records(_: Path) -> list[bytes]:

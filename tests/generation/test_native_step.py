@@ -57,7 +57,7 @@ def states(model: LanguageModel, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         found = []
         for token in tokens[0, 3:].tolist():
             assert runner._steps.find_or_capture_step(state) is not None
-            hidden, state = runner.decode_step_to_hidden_([token], state)
+            hidden, state = runner.decode_step_([token], state)
             found.append(hidden)
     return torch.cat(found), wanted[0]
 
@@ -123,7 +123,7 @@ def test_a_padded_source_is_read_by_kernels_as_by_the_model() -> None:
         _, state = model.forward_incremental(tiny.tokens(2, 3), state)
         for row in range(2):
             wanted, _ = model.forward_incremental(torch.tensor([[8]]), state.select_rows([row]))
-            assert away(runner.decode_step_to_hidden_([8], state.select_rows([row]))[0], wanted[0]) < 1e-4
+            assert away(runner.decode_step_([8], state.select_rows([row]))[0], wanted[0]) < 1e-4
 
 
 def test_without_kernels_the_model_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,7 +146,7 @@ def test_a_state_grows_in_the_type_of_the_model() -> None:
         _, state = model.forward_incremental(tiny.tokens(1, 3), model.initial_state(Batch(tiny.tokens(1, 3))))
         before = state.dtype
         for token in (3, 4):
-            _, state = runner.decode_step_to_hidden_([token], state)
+            _, state = runner.decode_step_([token], state)
         assert (before, state.dtype, state.to_growable().dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
 
 

@@ -8,7 +8,7 @@ from lmtool.generation.params import (
     SamplingParams,
     choose_params,
     default_value,
-    get_strategy_option_types,
+    get_strategy_options,
     option_flag,
 )
 
@@ -33,7 +33,7 @@ def test_values_out_of_range_are_refused_by_name(values):
 VALUES = {
     name: default_value(strategy, name) or 1  # which each of them may have
     for strategy in STRATEGIES
-    for name in get_strategy_option_types(strategy)
+    for name in get_strategy_options(strategy)
 }
 
 
@@ -41,7 +41,7 @@ VALUES = {
 @pytest.mark.parametrize("name", sorted(VALUES.keys() - {"seed", "diversity"}))
 def test_a_strategy_takes_its_own_fields_and_no_others(strategy, name):
     asked = {name: VALUES[name]}
-    if name in get_strategy_option_types(strategy):
+    if name in get_strategy_options(strategy):
         assert getattr(choose_params(strategy, **asked), name) == VALUES[name]
     else:
         with pytest.raises(UsageError, match=rf"--strategy {strategy} contradicts {option_flag(name)}\n"):

@@ -3,7 +3,7 @@ import io
 import pytest
 
 from lmtool.errors import DataError
-from lmtool.generation.prompts import read_prompts_from_args_or_file
+from lmtool.generation.prompts import gather_prompts
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,9 @@ from lmtool.generation.prompts import read_prompts_from_args_or_file
 def test_each_line_is_a_prompt(tmp_path, monkeypatch, data, expected):
     file = tmp_path / "prompts.txt"
     file.write_bytes(data)
-    assert read_prompts_from_args_or_file([], str(file)) == expected
+    assert gather_prompts([], str(file)) == expected
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-    assert read_prompts_from_args_or_file([], "-") == expected
+    assert gather_prompts([], "-") == expected
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,11 @@ def test_a_file_that_is_no_text_is_refused(tmp_path, name, content):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError):
-        read_prompts_from_args_or_file([], str(tmp_path / name))
+        gather_prompts([], str(tmp_path / name))
 
 
 def test_prompts_come_from_one_place(tmp_path):
     (tmp_path / "prompts.txt").write_text("one\n")
-    assert read_prompts_from_args_or_file(["a", "b"], None) == ["a", "b"]
-    assert read_prompts_from_args_or_file([], str(tmp_path / "prompts.txt")) == ["one"]
-    assert read_prompts_from_args_or_file([], None) == [""]
+    assert gather_prompts(["a", "b"], None) == ["a", "b"]
+    assert gather_prompts([], str(tmp_path / "prompts.txt")) == ["one"]
+    assert gather_prompts([], None) == [""]

@@ -10,7 +10,7 @@ import torch
 from lmtool import model as models
 from lmtool.batch import Batch
 from lmtool.model.heads import Classifier
-from lmtool.model.layers.attention import JoinedLinear, SublayerFunction, find_linears
+from lmtool.model.layers.attention import JoinedLinear, Mixer, find_linears
 from lmtool.model.lora import (
     LoraLinear,
     adapter_or_full_state_dict,
@@ -153,7 +153,7 @@ def test_only_adapters_and_the_head_learn_and_only_they_are_kept() -> None:
     add_adapters_and_freeze_(model.body, Lora())
     learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert learning == head | set(adapter_parameter_names(model)) == set(adapter_or_full_state_dict(model))
-    mixers = [module for module in model.modules() if isinstance(module, SublayerFunction)]
+    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
     assert len(set(adapter_parameter_names(model))) == 2 * len(mixers) / 2
 
 

@@ -14,7 +14,7 @@ from lmtool.batch import Batch, Mask
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import LayerState
 from lmtool.model.layers import stack
-from lmtool.model.layers.attention import AttentionOp, SublayerFunction, SublayerFunctionOutput
+from lmtool.model.layers.attention import AttentionOp, Mixer, MixerOutput
 from lmtool.model.layers.blocks import FeedForward
 from lmtool.model.lora import LoraLinear, add_adapters_and_freeze_, merge_adapters_
 from lmtool.model.packed import PackedMatrix, pack_weights_
@@ -28,7 +28,7 @@ T = 10
 KEEP = torch.tensor([[True] * T, [False, True, True, False, True, True, True, True, False, False]])
 
 
-class Traces(SublayerFunction):
+class Traces(Mixer):
     """W h_t of h_t = h_{t-1} / 2 + x_t, position by position."""
 
     def __init__(self, width: int) -> None:
@@ -38,7 +38,7 @@ class Traces(SublayerFunction):
     def initial_state(self, n_rows: int) -> LayerState:
         return (self.out.weight.new_zeros(n_rows, self.out.in_features),)
 
-    def forward(self, x_BTD: Tensor, attend: AttentionOp, past: LayerState | None) -> SublayerFunctionOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, past: LayerState | None) -> MixerOutput:
         h_BD = past[0] if past else x_BTD.new_zeros(len(x_BTD), x_BTD.shape[2])
         assert len(h_BD) == len(x_BTD), "a row of its own for each state"
         steps = []
@@ -49,10 +49,10 @@ class Traces(SublayerFunction):
             after_BD = before_BD / 2 + x_BD
             h_BD = after_BD if attend.keep_BT is None else torch.where(attend.keep_BT[:, t, None], after_BD, h_BD)
             steps.append(h_BD)
-        return SublayerFunctionOutput(self.out(torch.stack(steps, 1)), (h_BD,) if past else None)
+        return MixerOutput(self.out(torch.stack(steps, 1)), (h_BD,) if past else None)
 
 
-class Team(SublayerFunction):
+class Team(Mixer):
     """The sum of two networks, and 0.1 for each token of a row."""
 
     def __init__(self, spec: Transformer) -> None:
@@ -65,12 +65,12 @@ class Team(SublayerFunction):
     def initial_state(self, n_rows: int) -> LayerState:
         return ()
 
-    def forward(self, x_BTD: Tensor, attend: AttentionOp, past: LayerState | None) -> SublayerFunctionOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, past: LayerState | None) -> MixerOutput:
         mixed_BTD = sum(member(x_BTD, attend, None).x_BTD for member in self.members)
         if past is not None:
-            return SublayerFunctionOutput(mixed_BTD, past)
+            return MixerOutput(mixed_BTD, past)
         keep_BT = torch.ones_like(x_BTD[..., 0]) if attend.keep_BT is None else attend.keep_BT
-        return SublayerFunctionOutput(mixed_BTD, None, 0.1 * keep_BT.sum(1))
+        return MixerOutput(mixed_BTD, None, 0.1 * keep_BT.sum(1))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Mask
 from lmtool.model.language_model import LayerState
-from lmtool.model.layers.attention import AttentionOp, SublayerFunction, SublayerFunctionOutput
+from lmtool.model.layers.attention import AttentionOp, Mixer, MixerOutput
 from lmtool.model.layers.blocks import FeedForward
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.positions import SinusoidalPositions
@@ -105,14 +105,14 @@ def test_dropout_inside_the_network_scales_what_it_keeps() -> None:
     assert torch.equal(network.eval()(torch.ones(2, 64), ATTEND, None)[0], torch.ones(2, 64))
 
 
-class Double(SublayerFunction):
+class Double(Mixer):
     """f(x) = 2 x."""
 
     def initial_state(self, n_rows: int) -> LayerState:
         return ()
 
-    def forward(self, x_BTD: torch.Tensor, attend: AttentionOp, past: LayerState | None) -> SublayerFunctionOutput:
-        return SublayerFunctionOutput(2 * x_BTD, past)
+    def forward(self, x_BTD: torch.Tensor, attend: AttentionOp, past: LayerState | None) -> MixerOutput:
+        return MixerOutput(2 * x_BTD, past)
 
 
 def test_where_the_norm_stands() -> None:

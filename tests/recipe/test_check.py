@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from lmtool.errors import RecipeError
 from lmtool.recipe.check import validate
-from lmtool.recipe.document import Origin, parse_yaml_collecting_mistakes
+from lmtool.recipe.document import Origin, parse_yaml
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
@@ -203,7 +203,7 @@ scraps = st.recursive(
 @settings(max_examples=examples(50, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_whatever_is_wrong_is_told_in_one_line_without_jargon(data):
-    tree = parse_yaml_collecting_mistakes(dump_yaml(load("tiny").recipe), "f").value
+    tree = parse_yaml(dump_yaml(load("tiny").recipe), "f").value
     for _ in range(data.draw(st.integers(1, 4))):
         part = tree
         while True:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtool.recipe.document import Origin, parse_yaml_collecting_mistakes
+from lmtool.recipe.document import Origin, parse_yaml
 from tests.support.cases import nightly_but
 
 
@@ -45,18 +45,18 @@ from tests.support.cases import nightly_but
     ],
 )
 def test_scalars_follow_the_core_schema(text, value):
-    document = parse_yaml_collecting_mistakes(text, "f")
+    document = parse_yaml(text, "f")
     assert document.mistakes == []
     assert document.value == value
     assert type(document.value) is type(value)
 
 
 def test_nan():
-    assert math.isnan(parse_yaml_collecting_mistakes(".nan", "f").value)
+    assert math.isnan(parse_yaml(".nan", "f").value)
 
 
 def test_every_key_and_item_has_its_line():
-    document = parse_yaml_collecting_mistakes("a:\n  b: 1\n  # comment\n  c:\n  - x\n  - {d: 2}\n", "f.yaml")
+    document = parse_yaml("a:\n  b: 1\n  # comment\n  c:\n  - x\n  - {d: 2}\n", "f.yaml")
     assert document.value == {"a": {"b": 1, "c": ["x", {"d": 2}]}}
     assert {path: origin.line for path, origin in document.origins.items()} == {
         ("a",): 1,
@@ -70,7 +70,7 @@ def test_every_key_and_item_has_its_line():
 
 
 def test_a_duplicate_key_names_both_lines_and_the_rest_is_still_read():
-    document = parse_yaml_collecting_mistakes("a:\n  b: 1\n  c: 2\n  b: 3\nd: 4\n", "f")
+    document = parse_yaml("a:\n  b: 1\n  c: 2\n  b: 3\nd: 4\n", "f")
     assert [str(mistake) for mistake in document.mistakes] == ["f:4: a.b: written twice, first in line 2"]
     assert document.value == {"a": {"b": 1, "c": 2}, "d": 4}
 
@@ -102,13 +102,13 @@ def test_a_duplicate_key_names_both_lines_and_the_rest_is_still_read():
     ),
 )
 def test_what_is_refused(text, message):
-    assert [str(mistake) for mistake in parse_yaml_collecting_mistakes(text, "f").mistakes] == [message]
+    assert [str(mistake) for mistake in parse_yaml(text, "f").mistakes] == [message]
 
 
 def test_a_command_line_value_has_no_line_but_keys_in_it_do():
-    assert parse_yaml_collecting_mistakes("{a: 1}", "-s x").origins[("a",)] == Origin("-s x", 1)
+    assert parse_yaml("{a: 1}", "-s x").origins[("a",)] == Origin("-s x", 1)
 
 
 @given(st.text())
 def test_no_text_makes_the_parser_raise(text):
-    parse_yaml_collecting_mistakes(text, "f")
+    parse_yaml(text, "f")

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 import lmtool
-from lmtool.recipe.document import parse_yaml_collecting_mistakes
+from lmtool.recipe.document import parse_yaml
 from lmtool.recipe.dump import dump_yaml, recipe_json_schema
 from lmtool.recipe.load import load, shipped_recipes
 
@@ -26,7 +26,7 @@ def test_a_shipped_recipe_is_valid_documented_and_passes_the_schema(name):
     text = shipped_recipes()[name].read_text(encoding="utf-8")
     assert text.startswith("# yaml-language-server: $schema=schema.json\n")
     assert load(name).recipe.description
-    published().validate(parse_yaml_collecting_mistakes(text, name).value)
+    published().validate(parse_yaml(text, name).value)
 
 
 def test_the_published_schema_is_current():
@@ -46,7 +46,7 @@ def test_the_published_schema_is_current():
     ],
 )
 def test_the_schema_refuses_what_the_language_refuses(wrong):
-    tree = parse_yaml_collecting_mistakes(dump_yaml(load("tiny").recipe), "f").value
+    tree = parse_yaml(dump_yaml(load("tiny").recipe), "f").value
     for part, values in wrong.items():
         tree[part].update(values)
     with pytest.raises(jsonschema.ValidationError):
@@ -54,7 +54,7 @@ def test_the_schema_refuses_what_the_language_refuses(wrong):
 
 
 def test_a_single_text_passes_the_schema_as_a_list():
-    tree = parse_yaml_collecting_mistakes(dump_yaml(load("tiny").recipe), "f").value
+    tree = parse_yaml(dump_yaml(load("tiny").recipe), "f").value
     tree["data"]["train"] = "a.txt"
     published().validate(tree)
 

@@ -56,7 +56,7 @@ def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     with served(talker, ServerConfig(n_rows=N_ROWS)) as server:
         monkeypatch.setattr(Scheduler, "_run_iteration", turning)
         monkeypatch.setattr(Engine, "step", stepping)
-        for name in ("read_tokens", "decode_step_to_hidden_"):
+        for name in ("read_tokens", "decode_step_"):
             monkeypatch.setattr(ModelRunner, name, counted(name))
         yield server, steps
 

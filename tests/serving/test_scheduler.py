@@ -326,7 +326,7 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
     poison = decoder.loaded.tokenizer.encode("d")[0]
     never = SamplingParams(seed=1, temperature=1.0, max_new_tokens=40, logit_bias=(((poison,), -100.0),))
     some = replace(never, logit_bias=(((poison,), 3.0),), max_new_tokens=200)
-    step, advance, push = ModelRunner.decode_step_to_hidden_, ModelRunner.read_tokens, IncrementalDetokenizer.push
+    step, advance, push = ModelRunner.decode_step_, ModelRunner.read_tokens, IncrementalDetokenizer.push
 
     def stepping(self: ModelRunner, tokens: Sequence[int], state: Any) -> Any:
         assert poison not in tokens
@@ -351,7 +351,7 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
             assert [first, last] == expected
 
     with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, "decode_step_to_hidden_", stepping)
+        patch.setattr(ModelRunner, "decode_step_", stepping)
         patch.setattr(ModelRunner, "read_tokens", advancing)
         run(failing())
     assert "requests apart" in caplog.text
@@ -394,7 +394,7 @@ def test_memory_that_is_short_for_all_together_ends_all(
     async def failing() -> None:
         with opened(decoder) as scheduler:
             with monkeypatch.context() as patch:
-                patch.setattr(ModelRunner, "decode_step_to_hidden_", full)
+                patch.setattr(ModelRunner, "decode_step_", full)
                 assert all(isinstance(one, torch.OutOfMemoryError) for one in await together(scheduler, [asked, asked]))
             assert await texts_of(scheduler, asked) == decoder.complete("a", asked[0].params, n=2)
 

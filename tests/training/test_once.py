@@ -36,7 +36,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     recipes._parse_file.cache_clear()
     count(survey, "hash_files", "hashed")
-    count(recipes, "parse_yaml_collecting_mistakes", "parsed")
+    count(recipes, "parse_yaml", "parsed")
     count(loading, "build_model", "built")
     count(TextData, "validate", "validated")
     count(TableData, "validate", "validated")

@@ -70,7 +70,7 @@ class CacheEntryInfo:
     last_used: datetime
 
 
-def format_cache_entry_name(entry: CacheEntryInfo) -> str:
+def describe_cache_entry(entry: CacheEntryInfo) -> str:
     """Returns the name of an entry; for tokens its beginning, and the number of tokens and documents."""
     name = entry.path.name
     if entry.kind != "tokens":

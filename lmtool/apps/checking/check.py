@@ -98,7 +98,7 @@ def check_cache() -> CheckResult:
     return CheckResult("cache", where, (where,), tuple(find_damaged_entries()), ())
 
 
-def check_training_and_validation_text(
+def check_text(
     data: Data, seed: int, tokenizer: Tokenizer | None, usual_bytes_per_token: float | None, report: Progress
 ) -> CheckResult:
     """Checks the text that `data` names against its validation text, or the part that `seed` would hold out."""

@@ -136,7 +136,7 @@ def _pair_decoding_steps(device: torch.device, precision: str | None) -> FastAnd
         hidden, state = model.forward_incremental(torch.tensor([row], device=device), state)
         return hidden[:, -1], state
 
-    return partial(compute, ModelRunner(model).decode_step_to_hidden_), partial(compute, step)
+    return partial(compute, ModelRunner(model).decode_step_), partial(compute, step)
 
 
 def _pair_kernel_with_float64(operator_name: str) -> FastAndPlainComputation:

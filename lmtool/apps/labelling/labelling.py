@@ -32,7 +32,7 @@ MIN_ANSWERS_TO_ESTIMATE = 20
 MAX_CANDIDATES = 5_000
 """Maximum rows without an answer, a random sample, from which the next ones are chosen."""
 
-MAX_SEARCH_HITS = 50
+MAX_ROWS_IN_LIST = 50
 """Maximum rows of a list."""
 
 
@@ -131,7 +131,7 @@ class ActiveLearningSession:
         """Returns rows that contain all words of a text, in any case."""
         words, rows = text.casefold().split(), enumerate(self.table.rows)
         hits = (i for i, (_, texts) in rows if all(word in " ".join(texts).casefold() for word in words))
-        return [self.row_and_version_to_json(i) for i in islice(hits, MAX_SEARCH_HITS)]
+        return [self.row_and_version_to_json(i) for i in islice(hits, MAX_ROWS_IN_LIST)]
 
     def to_record(self) -> dict[str, Any]:
         """Returns how many rows have an answer, and the estimated accuracy of a model of them, as JSON values."""
@@ -143,7 +143,7 @@ class ActiveLearningSession:
         with self._lock:
             counts = Counter(chain.from_iterable(self.answers().values()))
             doubted = [(i, names) for i, names in self.wrong if self._past[i].count(self._past[i][-1]) == 1]
-            wrong = [{**self.row_and_version_to_json(i), "suggested": names} for i, names in doubted[:MAX_SEARCH_HITS]]
+            wrong = [{**self.row_and_version_to_json(i), "suggested": names} for i, names in doubted[:MAX_ROWS_IN_LIST]]
             classes = [[name, counts[name]] for name in self.classes]
         return {**self.to_record(), "multi": self.table.multi_label, "classes": classes, "wrong": wrong}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from lmtool.errors import UsageError
-from lmtool.recipe.document import parse_yaml_collecting_mistakes
+from lmtool.recipe.document import parse_yaml
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
@@ -33,7 +33,7 @@ def parse_fixed_and_swept_settings(assignments: Sequence[str]) -> tuple[list[str
     fixed, axes = [], dict[str, list[str]]()
     for text in assignments:
         key, _, rest = text.partition("=")
-        listed = parse_yaml_collecting_mistakes(f"[{rest}]", "").value
+        listed = parse_yaml(f"[{rest}]", "").value
         values = [value for one in listed for value in _expand_range(one, text)] if isinstance(listed, list) else []
         if len(values) > 1:
             axes[key.strip()] = list(dict.fromkeys(values))
@@ -97,13 +97,9 @@ def default_axes(recipe: Recipe, is_finetuning: bool) -> Axes:
 def _expand_range(value: object, assignment: str) -> Iterator[str]:
     """Yields the values of an item: integers of `2..6`, numbers of `1e-4..1e-2/5` by a factor, or the item itself."""
     if not isinstance(value, str) or (match := _RANGE.fullmatch(value)) is None:
-        yield (
-            value
-            if isinstance(value, str) and parse_yaml_collecting_mistakes(value, "").value == value
-            else json.dumps(value)
-        )
+        yield (value if isinstance(value, str) and parse_yaml(value, "").value == value else json.dumps(value))
         return
-    low, high = (parse_yaml_collecting_mistakes(end, "").value for end in match.groups()[:2])
+    low, high = (parse_yaml(end, "").value for end in match.groups()[:2])
     n = int(match[3]) if match[3] else high - low + 1 if isinstance(low, int) and isinstance(high, int) else 0
     are_numbers = isinstance(low, int | float) and isinstance(high, int | float)
     if not are_numbers or not low < high or not 2 <= n <= 1000 or (match[3] and low <= 0):

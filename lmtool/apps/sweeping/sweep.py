@@ -209,7 +209,7 @@ class Sweep:
             durable.replace_file(paths[1], (rows[0].runs[0].run.path / RECIPE).read_bytes())
         return paths
 
-    def create_or_reuse_folder(self) -> None:
+    def check_and_create_folder(self) -> None:
         """Makes the folder. Raises UsageError if others have files or runs of these names there, and ResourceError."""
         for name, history in self._open_histories(self.points).items():
             session = history.run.info.sessions[0]
@@ -228,7 +228,7 @@ class Sweep:
         """Returns names of runs that a process has locked; those of a killed sweep are locked until they have saved."""
         return [name for name in self.points if is_run_locked(self.folder / name)]
 
-    def wait_at_most_minute_for_unlock(self) -> None:
+    def wait_for_locked_runs(self) -> None:
         """Waits at most a minute until no run is locked; those of a killed sweep finish a step, validate and save."""
         deadline = time.monotonic() + 60
         while self.list_locked_runs() and time.monotonic() < deadline:

@@ -132,23 +132,21 @@ def _check_device(as_json: bool) -> None:
 
 def _check_subject(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "CheckResult":
     from lmtool.apps.checking import check as checking
-    from lmtool.tasks.subject import infer_run_table_or_text
+    from lmtool.tasks.subject import infer_subject_kind
     from lmtool.training.finetuning import open_finetuning_tables
 
     recipe = _load_recipe(settings)
     data = recipe.data
     is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
-        match infer_run_table_or_text(names, data, is_text=is_text, infer_labels_from_cells=True):
+        match infer_subject_kind(names, data, is_text=is_text, infer_labels_from_cells=True):
             case "run":
                 return checking.check_run(names[0], display.report)
             case "tokens":
                 return checking.check_token_stores(Path(names[0]))
             case "table":
                 return checking.check_labelled_tables(*open_finetuning_tables(settings), *_load_tokenizer(tokenizer))
-        return checking.check_training_and_validation_text(
-            data, recipe.seed, *_load_tokenizer(tokenizer), display.report
-        )
+        return checking.check_text(data, recipe.seed, *_load_tokenizer(tokenizer), display.report)
 
 
 def _load_recipe(settings: "list[Setting]") -> "Recipe":

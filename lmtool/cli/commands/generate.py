@@ -93,7 +93,7 @@ def generate(
     """
     from lmtool.generation.generate import MAX_ROWS, TextGenerator
     from lmtool.generation.params import check_strategy_takes_draft, choose_params, params_to_record
-    from lmtool.generation.prompts import read_prompts_from_args_or_file
+    from lmtool.generation.prompts import gather_prompts
     from lmtool.generation.replay import completion_record
 
     if greedy and strategy not in (None, "greedy"):
@@ -110,7 +110,7 @@ def generate(
         _print_replay(replay, as_json)
         return
     check_new(html)
-    prompts = read_prompts_from_args_or_file(prompt or [], prompt_file)
+    prompts = gather_prompts(prompt or [], prompt_file)
     if "" in (stop or ()):
         raise UsageError("a stop string is empty", fix="give it at least one character")
     options: dict[str, Any] = {

@@ -408,11 +408,11 @@ def cache(
 
 def _cache_rows(entries: "Sequence[CacheEntryInfo]", *, single: bool) -> list[list[str]]:
     """Returns table rows for the entries of the cache, or for their kinds, the last used first."""
-    from lmtool.apps.checking.cache import CACHE_KINDS, format_cache_entry_name
+    from lmtool.apps.checking.cache import CACHE_KINDS, describe_cache_entry
 
     if single:
         return [
-            [printable(format_cache_entry_name(one)), decimal(one.size), _format_time(one.last_used.isoformat())]
+            [printable(describe_cache_entry(one)), decimal(one.size), _format_time(one.last_used.isoformat())]
             for one in entries
         ]
     rows = []

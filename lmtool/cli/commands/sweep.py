@@ -114,7 +114,7 @@ def sweep(
 
     commands = {name: inputs.build_command(choice) for name, choice in choices.items()}
     this = Sweep(folder, choices, commands, slots, stop.requested, print_run_end)
-    this.create_or_reuse_folder()
+    this.check_and_create_folder()
     if not quiet:
         about = (
             f"sweep {folder}: {format_count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
@@ -122,7 +122,7 @@ def sweep(
         eprint(*chosen.splitlines(), about)
     if not quiet and (in_use := this.list_locked_runs()):
         eprint(f"waiting until the processes of an earlier sweep have saved: {', '.join(in_use)}")
-    this.wait_at_most_minute_for_unlock()
+    this.wait_for_locked_runs()
     stop.open()
     try:
         if minutes is None:

@@ -101,25 +101,25 @@ class MatrixProduct(ABC):
         return None
 
     @cached_property
-    def native(self) -> "CKernelMatrix | None":
+    def native(self) -> "NativeMatrix | None":
         """The same product by the kernels, if they have it; the weights are there twice from then on."""
         weight_OI = self.dequantize()
         if weight_OI is None:
             return None
-        return CKernelMatrix.create_if_supported(weight_OI, str(weight_OI.dtype).removeprefix("torch."))
+        return NativeMatrix.create_if_supported(weight_OI, str(weight_OI.dtype).removeprefix("torch."))
 
 
 class ProductByRowCount(MatrixProduct):
     """The product of one row by the kernels, which read a matrix faster, and of several by another."""
 
-    def __init__(self, one_row: "CKernelMatrix", several_rows: MatrixProduct) -> None:
+    def __init__(self, one_row: "NativeMatrix", several_rows: MatrixProduct) -> None:
         self.one_row, self.several_rows = one_row, several_rows
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return (self.one_row if x.numel() == x.shape[-1] else self.several_rows)(x, bias)
 
 
-class CKernelMatrix(MatrixProduct):
+class NativeMatrix(MatrixProduct):
     """A matrix whose products the kernels compute; int8 and int4 need inputs in whole groups."""
 
     def __init__(self, weight_OI: Tensor, dtype: str) -> None:
@@ -142,7 +142,7 @@ class CKernelMatrix(MatrixProduct):
         self.weight = self.weight.contiguous()
 
     @classmethod
-    def create_if_supported(cls, weight_OI: Tensor, dtype: str) -> "CKernelMatrix | None":
+    def create_if_supported(cls, weight_OI: Tensor, dtype: str) -> "NativeMatrix | None":
         """Creates a matrix; None where the kernels do not multiply by such a one."""
         is_whole = dtype not in ("int8", "int4") or weight_OI.shape[1] % INT4_GROUP_SIZE == 0
         can_multiply = is_whole and weight_OI.device.type == "cpu"
@@ -150,7 +150,7 @@ class CKernelMatrix(MatrixProduct):
         return cls(weight_OI, dtype) if right else None
 
     @property
-    def native(self) -> "CKernelMatrix":
+    def native(self) -> "NativeMatrix":
         return self
 
     def dequantize_int8_rows(self, indices: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ def _compare_products(dtype: str) -> Iterator[tuple[Tensor, Tensor]]:
         kept_OI = (quantize_int8 if dtype == "int8" else quantize_int4)(weight_OI).dequantize()
     else:
         kept_OI = weight_OI.to(getattr(torch, dtype)).float()
-    yield CKernelMatrix(weight_OI, dtype)(x, None), x @ kept_OI.T
+    yield NativeMatrix(weight_OI, dtype)(x, None), x @ kept_OI.T
 
 
 _PRODUCT_COMPARISONS = {dtype: partial(_compare_products, dtype) for dtype in KERNEL_DTYPES}

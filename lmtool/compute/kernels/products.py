@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from lmtool.compute.device import DTYPES, cpu_capabilities, has_fast_bfloat16
 from lmtool.compute.kernels.matrices import (
     INT4_GROUP_SIZE,
-    CKernelMatrix,
     Int4GroupedWeight,
     Int8Weight,
     MatrixProduct,
+    NativeMatrix,
     quantize_int4,
     quantize_int8,
 )
@@ -39,7 +39,7 @@ def build_product(weight: Tensor, precision: str, device: torch.device) -> Matri
     """Builds the product by a weight (O, I) that is fastest on a device. precision: see `pack_weights_`."""
     if precision in ("int8", "int4"):
         precision = precision if weight.shape[1] % INT4_GROUP_SIZE == 0 else "int8"
-        if (matrix := CKernelMatrix.create_if_supported(weight, precision)) is not None:
+        if (matrix := NativeMatrix.create_if_supported(weight, precision)) is not None:
             return matrix
         is_avx = device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
         return _OneDnnInt8Product(weight) if precision == "int8" and is_avx else DequantizingProduct(weight, precision)

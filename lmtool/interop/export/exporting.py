@@ -95,10 +95,10 @@ class ExportableRun(FamilyRepresentation):
         ends = self.prompt_format.end_ids or tokenizer.roles.ends
         return sorted({*ends} if len(ends) > 1 else {tokenizer.eos_id}, key=lambda i: (i != tokenizer.eos_id, i))
 
-    def serialize_tokenizer(self, *, adds_generation_prompt: bool = True) -> dict[str, bytes]:
+    def serialize_tokenizer(self, *, adds_source_closing: bool = True) -> dict[str, bytes]:
         """Returns the contents of the tokenizer's files, whose template frames a text as in training.
 
-        adds_generation_prompt: frames texts as the prompts of a decoder that answers; otherwise the chat template alone
+        adds_source_closing: frames texts as the prompts of a decoder that answers; otherwise the chat template alone
                 does.
         """
         tokenizer, prompt_format = self.base.tokenizer, self.prompt_format
@@ -109,7 +109,7 @@ class ExportableRun(FamilyRepresentation):
         is_framed = (prompt_format.reads == "both" or prompt_format.after) and tokenizer.roles.template == frame
         if published is None or (self.has_head and not is_framed):
             inner = Inner.from_str(tokenizer_json)
-            if (template := _build_row_template(prompt_format, self.recipe, inner, adds_generation_prompt)) is not None:
+            if (template := _build_row_template(prompt_format, self.recipe, inner, adds_source_closing)) is not None:
                 inner.post_processor = template
             tokenizer_json = inner.to_str(pretty=True)
         named = published or TRAINED_ROLES
@@ -246,7 +246,7 @@ def export_gguf_and_modelfile(reference: str, file: Path, quantization: Quantiza
         what = f"a GGUF file holds a language model, and this one has a head for {base.recipe.objective.kind}"
         raise UsageError(what, where="objective.kind", fix=USE_DIRECTORY_FIX)
     exportable = prepare_export(base, is_gguf=True)
-    written = exportable.serialize_tokenizer(adds_generation_prompt=False)
+    written = exportable.serialize_tokenizer(adds_source_closing=False)
     tokenizer_json, settings = written[TOKENIZER_FILE].decode(), json.loads(written[TOKENIZER_CONFIG_FILE])
     if (chat_template := written.get(CHAT_TEMPLATE_FILE)) is not None:
         settings["chat_template"] = chat_template.decode()
@@ -291,7 +291,7 @@ def _build_chat_template(prompt_format: PromptFormat, template_variables: Mappin
 
 
 def _build_row_template(
-    prompt_format: PromptFormat, recipe: Recipe, fast_tokenizer: Inner, adds_generation_prompt: bool
+    prompt_format: PromptFormat, recipe: Recipe, fast_tokenizer: Inner, adds_source_closing: bool
 ) -> TemplateProcessing | None:
     """Builds the template of a tokenizer trained here: of rows of one text and of two, of prompts, or of sources.
 
@@ -300,7 +300,7 @@ def _build_row_template(
     before, between, after = prompt_format.before, prompt_format.between, prompt_format.after
     if prompt_format.answers:
         opening, closing = prompt_format.source_delimiters
-        before, between, after = opening, (), closing if adds_generation_prompt else ()
+        before, between, after = opening, (), closing if adds_source_closing else ()
     elif prompt_format.reads == "past" and not isinstance(recipe.objective, HeadSpec):
         before, between, after = prompt_format.opening, (), ()
     elif prompt_format.reads == "past" and isinstance(recipe.objective, QuestionAnswering):

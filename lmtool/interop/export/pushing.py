@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lmtool.data.hub import set_hf_home_and_import_hub
+from lmtool.data.hub import import_hub_even_without_home
 from lmtool.errors import ResourceError, UsageError
 from lmtool.interop.export.exporting import ExportDtype, export, prepare_export
 from lmtool.interop.resolve import resolve_reference
@@ -34,7 +34,7 @@ def push_to_hub(
     Raises UsageError for a name that the Hub does not allow and as `export` does, and ResourceError when the Hub cannot
     be reached or refuses.
     """
-    hub = set_hf_home_and_import_hub()
+    hub = import_hub_even_without_home()
     if "/" not in repo_id:
         raise UsageError(f"{printable(repo_id)[:80]} names no owner", fix=NAME_FIX)
     prepare_export(resolve_reference(reference))

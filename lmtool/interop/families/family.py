@@ -25,7 +25,7 @@ from lmtool.interop.families.layouts import (
     WITH_ZERO_ROW,
     ParameterLayout,
     ParameterMapping,
-    make_fuse_on_import_layout,
+    make_concatenated_layout,
     make_rescaled_layout,
 )
 from lmtool.interop.families.rules import HEAD_OBJECTIVES, InexpressibleRecipe, KeyRule, RecipeValues
@@ -327,7 +327,7 @@ class Family:
         elif n_published_tensors > 1 and parameter_name == "head.bias":
             layout = DUPLICATED
         elif n_published_tensors > 1:
-            layout = make_fuse_on_import_layout(get_fused_part_widths(model, parameter_name)[-n_published_tensors:])
+            layout = make_concatenated_layout(get_fused_part_widths(model, parameter_name)[-n_published_tensors:])
         number = objective if isinstance(objective, Classification) and objective.task == "number" else None
         if number and parameter_name in ("head.weight", "head.bias") and (number.center, number.scale) != (0.0, 1.0):
             shift = (number.center or 0.0) if parameter_name == "head.bias" else 0.0

@@ -81,7 +81,7 @@ def make_rescaled_layout(export_scale: float, export_shift: float = 0.0) -> Para
     )
 
 
-def make_fuse_on_import_layout(
+def make_concatenated_layout(
     published_widths: Sequence[int], layouts: Sequence[ParameterLayout] = ()
 ) -> ParameterLayout:
     """Makes a layout that concatenates published tensors of these widths in the first dimension of the parameter.

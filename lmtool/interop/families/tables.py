@@ -41,7 +41,7 @@ RULES: Mapping[str, Callable[..., rules.KeyRule]] = {
 """Rules by their names in files. A text in place of a rule is a `CopiedValueRule`."""
 
 
-def _make_interleave_halves_layout_factory(dim: int) -> LayoutFactory:
+def _make_even_entries_first_layout_factory(dim: int) -> LayoutFactory:
     """Makes layouts with the even entries of a dimension of hidden states first, where lmtool's sinusoids alternate."""
 
     def rearrange(model: Transformer, layout: layouts.ParameterLayout) -> layouts.ParameterLayout:
@@ -56,7 +56,7 @@ def _make_rotary_qkv_layout(model: Transformer, layout: layouts.ParameterLayout)
         layouts.make_rotary_pairs_layout(model.n_heads),
         layouts.make_rotary_pairs_layout(model.n_kv_heads or model.n_heads),
     )
-    return layouts.make_fuse_on_import_layout(get_fused_part_widths(model, "qkv"), (*pairs, layouts.SAME))
+    return layouts.make_concatenated_layout(get_fused_part_widths(model, "qkv"), (*pairs, layouts.SAME))
 
 
 LAYOUTS: Mapping[str, LayoutFactory] = {
@@ -65,8 +65,8 @@ LAYOUTS: Mapping[str, LayoutFactory] = {
     "row": lambda model, layout: layouts.AS_ROW,
     "plus one": lambda model, layout: layouts.make_rescaled_layout(1.0, 1.0),
     "rotary pairs": _make_rotary_qkv_layout,
-    "halves of outputs": _make_interleave_halves_layout_factory(0),
-    "halves of inputs": _make_interleave_halves_layout_factory(1),
+    "halves of outputs": _make_even_entries_first_layout_factory(0),
+    "halves of inputs": _make_even_entries_first_layout_factory(1),
 }
 """Layouts by their names in files."""
 

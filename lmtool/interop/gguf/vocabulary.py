@@ -283,7 +283,7 @@ def convert_tokenizer_to_gguf_keys(
                 tokens[n] = tokens[n].replace(SENTENCEPIECE_SPACE, " ")
     values: dict[str, Any] = {"tokens": tokens, "token_type": token_types}
     if model["byte_fallback"]:
-        values |= _make_sentencepiece_scores_and_flags(document, tokens, token_types, architecture)
+        values |= _make_sentencepiece_gguf_keys(document, tokens, token_types, architecture)
     else:
         values |= {"model": "gpt2", "pre": _find_pre_tokenizer_preset(document).names[0], "add_space_prefix": False}
         values["merges"] = [" ".join(merge) for merge in model["merges"]]
@@ -343,7 +343,7 @@ def _drop_trim_offsets(tokenizer_part: Any) -> Any:
     )
 
 
-def _make_sentencepiece_scores_and_flags(
+def _make_sentencepiece_gguf_keys(
     document: TokenizerJson, tokens: Sequence[str], token_types: Sequence[int], architecture: str
 ) -> dict[str, Any]:
     """Returns the scores of tokens, and other values of a GGUF file. Raises UsageError for inexpressible merges."""

@@ -165,7 +165,7 @@ class AttentionOp:
         return FullAttentionKernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
 
 
-class SublayerFunctionOutput(NamedTuple):
+class MixerOutput(NamedTuple):
     """Output of a mixer.
 
     x_BTD: what is added to the residual stream.
@@ -182,7 +182,7 @@ AdapterTargets = tuple[tuple[str, tuple[str, ...]], ...]
 """Names of linear maps, each with the adapter target that each of its parts belongs to."""
 
 
-class SublayerFunction(nn.Module, ABC):
+class Mixer(nn.Module, ABC):
     """A sublayer's function, without the residual connection; `out` is its projection into the residual stream."""
 
     out: nn.Linear
@@ -196,7 +196,7 @@ class SublayerFunction(nn.Module, ABC):
         """Returns the cache before the first token; see `CrossAttention.project_source` for sources."""
 
     @abstractmethod
-    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> SublayerFunctionOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
         """Returns the output for x, which continues the cached positions, and the updated cache.
 
         Args:
@@ -234,7 +234,7 @@ class AttentionHeadSizes(NamedTuple):
     qkv_bias: bool = True
 
 
-class _MultiHeadAttention(ObservableAttention, SublayerFunction):
+class _MultiHeadAttention(ObservableAttention, Mixer):
     """Base of attention with several heads."""
 
     def __init__(self, sizes: AttentionHeadSizes, dropout: float, score: Score | None, **maps: nn.Linear) -> None:
@@ -287,7 +287,7 @@ class SelfAttention(_MultiHeadAttention):
         v_BK0H = k_BK0H.new_empty(n_rows, self.n_kv_heads, 0, self.value_width)
         return KeyValueCache(self.score.transform_keys(k_BK0H), v_BK0H)
 
-    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> SublayerFunctionOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
         qkv: Tensor = self.qkv(x_BTD)
         if self._norms:
             q, k, v = torch.split(qkv, list(self.qkv.widths), -1)
@@ -301,7 +301,7 @@ class SelfAttention(_MultiHeadAttention):
         if self.gate is not None:
             by_head = (*mixed.shape[:2], self.n_heads, -1)
             mixed = (mixed.reshape(by_head) * torch.sigmoid(self.gate(x_BTD)).reshape(by_head)).flatten(2)
-        return SublayerFunctionOutput(self.out(mixed), None if cache is None else keys_and_values)
+        return MixerOutput(self.out(mixed), None if cache is None else keys_and_values)
 
     def adapter_targets(self) -> AdapterTargets:
         return ("qkv", ("query", "key", "value")), ("out", ("output",))
@@ -327,12 +327,12 @@ class ProjectionFreeAttention(_MultiHeadAttention):
         empty_BN0H = self.origin.new_empty(n_rows, self.n_heads, 0, self.head_width)
         return KeyValueCache(self.score.transform_keys(empty_BN0H), empty_BN0H)
 
-    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> SublayerFunctionOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
         v = _split_heads(x_BTD, self.head_width)
         q = attend.rotate(v)
         keys_and_values = self.transform_keys_for_score_and_append(cache, q, v)
         x_BTD = self.attend_heads(attend, q, *keys_and_values)
-        return SublayerFunctionOutput(x_BTD, None if cache is None else keys_and_values)
+        return MixerOutput(x_BTD, None if cache is None else keys_and_values)
 
 
 class CrossAttention(_MultiHeadAttention):
@@ -354,13 +354,11 @@ class CrossAttention(_MultiHeadAttention):
         k, v = self.kv.split_outputs(source_BSD)
         return Memory(self.score.transform_keys(_split_heads(k, self.head_width)), _split_heads(v, self.value_width))
 
-    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> SublayerFunctionOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
         assert isinstance(cache, Memory)
         assert attend.source is not None
         q_BNTH = _split_heads(self.q(x_BTD), self.head_width)
-        return SublayerFunctionOutput(
-            self.out(self.attend_heads(attend.source, q_BNTH, cache.k_BNSH, cache.v_BNSH)), cache
-        )
+        return MixerOutput(self.out(self.attend_heads(attend.source, q_BNTH, cache.k_BNSH, cache.v_BNSH)), cache)
 
     def adapter_targets(self) -> AdapterTargets:
         return ("q", ("query",)), ("kv", ("key", "value")), ("out", ("output",))
@@ -371,9 +369,9 @@ def _split_heads(x_BTD: Tensor, width: int) -> Tensor:
     return x_BTD.view(*x_BTD.shape[:2], -1, width).transpose(1, 2)
 
 
-def find_mixers(model: nn.Module) -> list[SublayerFunction]:
+def find_mixers(model: nn.Module) -> list[Mixer]:
     """Returns all mixers of a model, in module order, nested ones included."""
-    return [module for module in model.modules() if isinstance(module, SublayerFunction)]
+    return [module for module in model.modules() if isinstance(module, Mixer)]
 
 
 def find_linears(model: nn.Module) -> list[nn.Linear]:

@@ -16,8 +16,8 @@ from lmtool.model.layers.attention import (
     AdapterTargets,
     AttentionOp,
     JoinedLinear,
-    SublayerFunction,
-    SublayerFunctionOutput,
+    Mixer,
+    MixerOutput,
 )
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.positions import build_position_embedding
@@ -27,7 +27,7 @@ GATE_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu-tanh", "geglu-exact": "gelu
 """The nonlinearity of the gate of each gated activation."""
 
 
-class FeedForward(SublayerFunction):
+class FeedForward(Mixer):
     """Position-wise feed-forward network: W2 f(W1 x), or gated W2 (f(W1 x) * W3 x) (Shazeer 2020)."""
 
     def __init__(self, d_model: int, d_ff: int, activation: str, bias: bool, dropout: float) -> None:
@@ -40,9 +40,9 @@ class FeedForward(SublayerFunction):
     def initial_state(self, n_rows: int) -> LayerState:
         return ()
 
-    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> SublayerFunctionOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
         inner = apply_plain_or_gated_activation(self.up(x_BTD), self.activation)
-        return SublayerFunctionOutput(self.out(ops.dropout(inner, self.dropout, self.training)), cache)
+        return MixerOutput(self.out(ops.dropout(inner, self.dropout, self.training)), cache)
 
     def adapter_targets(self) -> AdapterTargets:
         return ("up", ("feed-forward",) * len(self.up.widths)), ("out", ("feed-forward",))

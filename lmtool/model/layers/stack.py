@@ -20,8 +20,8 @@ from lmtool.model.layers.attention import (
     AttentionHeadSizes,
     AttentionOp,
     CrossAttention,
-    SublayerFunction,
-    SublayerFunctionOutput,
+    Mixer,
+    MixerOutput,
 )
 from lmtool.model.layers.blocks import FeedForward, init_linears_and_embeddings_
 from lmtool.model.layers.norms import HeadNorm, build_norm
@@ -42,7 +42,7 @@ class Sublayer(nn.Module):
     """
 
     def __init__(
-        self, mixer: SublayerFunction, norm: nn.Module, norm_place: NormPlace, dropout: float, residual: bool = True
+        self, mixer: Mixer, norm: nn.Module, norm_place: NormPlace, dropout: float, residual: bool = True
     ) -> None:
         super().__init__()
         self.mixer = mixer
@@ -55,7 +55,7 @@ class Sublayer(nn.Module):
 
     def forward(
         self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None, mixer_input_BTD: Tensor | None = None
-    ) -> SublayerFunctionOutput:
+    ) -> MixerOutput:
         """Returns the new residual stream, and what else the mixer returned.
 
         Args:
@@ -76,7 +76,7 @@ class Sublayer(nn.Module):
             mixed = self.norm(mixed.to(x_BTD.dtype))
         mixed = ops.dropout(mixed, self.dropout, self.training)
         x_BTD = x_BTD + mixed if self.residual else mixed.to(x_BTD.dtype)
-        return SublayerFunctionOutput(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, new_cache, auxiliary_B)
+        return MixerOutput(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, new_cache, auxiliary_B)
 
 
 CacheAndLoss = tuple[LayerState | None, Tensor | None]
@@ -115,7 +115,7 @@ class Stack(nn.Module):
                 mixer, build_norm(spec.norm, spec.d_model, spec.bias), spec.norm.place, spec.dropout, spec.residual
             )
             for _ in range(1 if spec.share_layers else spec.n_layers)
-            for mixer in _build_layer_sublayer_functions(spec, add_cross_attention)
+            for mixer in _build_layer_mixers(spec, add_cross_attention)
         )
         self.n_passes = spec.n_layers if spec.share_layers else 1
         if not spec.norm.first:
@@ -264,14 +264,14 @@ def _must_use_text_positions_for_windows(mask: Mask, positions_PS: Tensor) -> bo
     return bool((moved_PS if mask.keep_BS is None else moved_PS & mask.keep_BS).any())
 
 
-def _build_layer_sublayer_functions(spec: Transformer, add_cross_attention: bool) -> Sequence[SublayerFunction]:
+def _build_layer_mixers(spec: Transformer, add_cross_attention: bool) -> Sequence[Mixer]:
     mixers = [build_mixer(spec)]
     if add_cross_attention:
         mixers.append(CrossAttention(_head_sizes(spec), spec.dropout, _build_score(spec, is_cross_attention=True)))
     return [*mixers, build_feed_forward(spec)] if spec.inner_width else mixers
 
 
-def build_mixer(spec: Transformer) -> SublayerFunction:
+def build_mixer(spec: Transformer) -> Mixer:
     """Builds the token mixer of a layer."""
     match spec.mixer:
         case "attention":
@@ -282,7 +282,7 @@ def build_mixer(spec: Transformer) -> SublayerFunction:
             return attention.ProjectionFreeAttention(_head_sizes(spec), spec.dropout, _build_score(spec))
 
 
-def build_feed_forward(spec: Transformer) -> SublayerFunction:
+def build_feed_forward(spec: Transformer) -> Mixer:
     """Builds the position-wise sublayer of a layer."""
     match spec.feed_forward:
         case DenseFeedForward():

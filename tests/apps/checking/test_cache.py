@@ -12,8 +12,8 @@ from lmtool.apps.checking import cache as module
 from lmtool.apps.checking.cache import (
     CACHE_KINDS,
     CacheEntryInfo,
+    describe_cache_entry,
     find_cache_entries,
-    format_cache_entry_name,
     remove_cache_entry_or_explain,
 )
 from lmtool.data.cached import TOKENS
@@ -71,7 +71,7 @@ def test_what_tokens_are_of_is_told(folder: Path, tmp_path: Path) -> None:
     tokenize_files([str(tmp_path / "a.txt")], data, Tokenizer.train(CharTokenizer(kind="char"), ["one two three"]))
     make(folder / TOKENS / KEY, is_folder=True)
     (damaged, whole) = sorted(
-        map(format_cache_entry_name, find_cache_entries(["tokens"])), key=lambda line: "documents" in line
+        map(describe_cache_entry, find_cache_entries(["tokens"])), key=lambda line: "documents" in line
     )
     assert "16 tokens, 2 documents" in whole
     assert damaged == f"{KEY[:12]}: unfinished, or damaged"

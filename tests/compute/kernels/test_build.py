@@ -11,7 +11,7 @@ import torch
 
 from lmtool import system
 from lmtool.compute.kernels import build
-from lmtool.compute.kernels.matrices import CKernelMatrix
+from lmtool.compute.kernels.matrices import NativeMatrix
 from lmtool.storage.checksum import xxh3
 
 pytestmark = pytest.mark.skipif(build.load_kernels() is None, reason="needs a C compiler")
@@ -161,7 +161,7 @@ def test_a_compiler_without_half_floats(compiler: Callable[[str], None]) -> None
     """Such as GCC 11: numbers of 16 bits are converted by whole numbers, to the same bits."""
     weight, x = torch.randn(32, 64) * torch.logspace(-7, 4, 64), torch.eye(64)
     weight[0, :3] = torch.tensor([torch.inf, -torch.inf, 1e-7])
-    wanted = CKernelMatrix(weight, "float16")(x, None)
+    wanted = NativeMatrix(weight, "float16")(x, None)
     compiler('exec cc "$@" -mno-avx512f -U__FLT16_MAX__')
     assert build.load_kernels() is not None
-    torch.testing.assert_close(CKernelMatrix(weight, "float16")(x, None), wanted, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(NativeMatrix(weight, "float16")(x, None), wanted, rtol=0, atol=0, equal_nan=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lmtool.compute.kernels import build, kernel_checks, matrices, ops
-from lmtool.compute.kernels.matrices import CKernelMatrix
+from lmtool.compute.kernels.matrices import NativeMatrix
 
 pytestmark = pytest.mark.skipif(not ops.has_kernels(), reason="needs a C compiler")
 
@@ -75,12 +75,12 @@ def test_other_kernels_are_used(fresh: Path, called: list[str], caplog: pytest.L
 @pytest.mark.parametrize("dtype", matrices.KERNEL_DTYPES)
 def test_wrong_products_are_refused(fresh: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     weight = torch.randn(16, 32)
-    assert CKernelMatrix.create_if_supported(weight, dtype) is not None
+    assert NativeMatrix.create_if_supported(weight, dtype) is not None
     for file in fresh.rglob("*.json"):
         file.unlink()
     kernel_checks._read_or_compute_check_result.cache_clear()
-    monkeypatch.setattr(CKernelMatrix, "__call__", lambda self, x, bias: x.new_zeros(len(x), self.n_out))
-    assert CKernelMatrix.create_if_supported(weight, dtype) is None
+    monkeypatch.setattr(NativeMatrix, "__call__", lambda self, x, bias: x.new_zeros(len(x), self.n_out))
+    assert NativeMatrix.create_if_supported(weight, dtype) is None
 
 
 def test_results_are_those_of_one_processor(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

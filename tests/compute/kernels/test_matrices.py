@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from lmtool.compute.kernels import build, matrices
-from lmtool.compute.kernels.matrices import INT4_GROUP_SIZE, CKernelMatrix, quantize_int4, quantize_int8
+from lmtool.compute.kernels.matrices import INT4_GROUP_SIZE, NativeMatrix, quantize_int4, quantize_int8
 
 compiled = pytest.mark.skipif(build.load_kernels() is None, reason="no C compiler")
 
@@ -23,7 +23,7 @@ def test_products(dtype: str, n_out: int, n_in: int) -> None:
     weight, bias = torch.randn(n_out, n_in), torch.randn(n_out)
     kept = {"int8": lambda: torch.mul(*quantize_int8(weight)), "int4": lambda: quantize_int4(weight).dequantize()}
     dense = kept.get(dtype, lambda: weight.to(getattr(torch, dtype)).float())()
-    matrix = CKernelMatrix(weight, dtype)
+    matrix = NativeMatrix(weight, dtype)
     for n_rows in (1, 2, 8, 19):
         x = torch.randn(n_rows, n_in)
         away = 2e-2 if dtype.startswith("int") else 1e-5
@@ -35,7 +35,7 @@ def test_products(dtype: str, n_out: int, n_in: int) -> None:
 def test_rows_of_eight_bits() -> None:
     weight, indices = torch.randn(37, 64), torch.tensor([[0, 36], [15, 16]])
     dense = torch.mul(*quantize_int8(weight))
-    assert torch.equal(CKernelMatrix(weight, "int8").dequantize_int8_rows(indices), dense[indices])
+    assert torch.equal(NativeMatrix(weight, "int8").dequantize_int8_rows(indices), dense[indices])
 
 
 @compiled
@@ -52,7 +52,7 @@ def test_inputs_that_are_whole_numbers_are_multiplied_exactly(dtype: str) -> Non
     most = c_int32.in_dll(build.load_kernels(), "max_quantized_input").value
     x = torch.randint(-most, most + 1, (3, 64), generator=generator)
     x[:, ::INT4_GROUP_SIZE] = most
-    found = CKernelMatrix(whole.float(), dtype)(x.float(), None)
+    found = NativeMatrix(whole.float(), dtype)(x.float(), None)
     wanted = [[sum(a * b for a, b in zip(row, out, strict=True)) for out in whole.tolist()] for row in x.tolist()]
     assert found.round().tolist() == wanted
 
@@ -61,7 +61,7 @@ def test_inputs_that_are_whole_numbers_are_multiplied_exactly(dtype: str) -> Non
 @pytest.mark.parametrize("dtype", matrices.KERNEL_DTYPES)
 def test_neighbours_change_nothing(dtype: str) -> None:
     torch.manual_seed(0)
-    matrix, x = CKernelMatrix(torch.randn(40, 96), dtype), torch.randn(11, 96) * torch.logspace(-2, 2, 11)[:, None]
+    matrix, x = NativeMatrix(torch.randn(40, 96), dtype), torch.randn(11, 96) * torch.logspace(-2, 2, 11)[:, None]
     together = matrix(x, None)
     for row, found in zip(x, together, strict=True):
         torch.testing.assert_close(matrix(row[None], None)[0], found, rtol=0 if "int" in dtype else 1e-6, atol=1e-5)
@@ -72,7 +72,7 @@ def test_neighbours_change_nothing(dtype: str) -> None:
 def test_what_is_no_number_stays_none(dtype: str) -> None:
     x = torch.randn(3, 64)
     x[1, 40] = torch.nan
-    assert CKernelMatrix(torch.randn(16, 64), dtype)(x, None).isnan().all(1).tolist() == [False, True, False]
+    assert NativeMatrix(torch.randn(16, 64), dtype)(x, None).isnan().all(1).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1])

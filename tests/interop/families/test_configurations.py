@@ -18,7 +18,7 @@ from lmtool.interop.families.config import StrictConfigReader
 from lmtool.interop.families.family import Family
 from lmtool.interop.families.rules import InexpressibleRecipe
 from lmtool.printable import printable
-from lmtool.recipe.document import parse_yaml_collecting_mistakes
+from lmtool.recipe.document import parse_yaml
 from lmtool.recipe.spec.objective import AnyObjective, Causal, Classification
 from lmtool.recipe.spec.transformer import Transformer
 from tests.interop.families.cases import GROUPED, YARN
@@ -50,7 +50,7 @@ def test_files_of_families_have_each_key_once() -> None:
     for file in Path(tables.__file__).parents[1].glob("*/*.yaml"):
         if file.name == "words.yaml":  # with an anchor, which recipes do not have
             continue
-        assert not parse_yaml_collecting_mistakes(file.read_text(encoding="utf-8"), file.name).mistakes, file
+        assert not parse_yaml(file.read_text(encoding="utf-8"), file.name).mistakes, file
 
 
 @pytest.mark.parametrize("name", DECODERS)

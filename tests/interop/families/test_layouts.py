@@ -12,8 +12,8 @@ from lmtool.interop.families.layouts import (
     TRANSPOSED,
     WITH_ZERO_ROW,
     ParameterLayout,
+    make_concatenated_layout,
     make_even_entries_first_layout,
-    make_fuse_on_import_layout,
     make_head_interleaved_qkv_layout,
     make_rescaled_layout,
     make_rotary_pairs_layout,
@@ -31,7 +31,7 @@ def layouts(draw: st.DrawFn) -> tuple[ParameterLayout, list[Tensor]]:
             return make_rescaled_layout(draw(st.sampled_from([0.5, 1.0, -4.0])), draw(st.integers(-3, 3))), [tensor]
         case "joined":
             widths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-            return make_fuse_on_import_layout(widths), [torch.randn(width, *rest) for width in widths]
+            return make_concatenated_layout(widths), [torch.randn(width, *rest) for width in widths]
         case "transposed":
             return TRANSPOSED, [torch.randn(n, draw(st.integers(1, 4)))]
         case "by head":
@@ -68,8 +68,8 @@ def test_by_head_takes_all_queries_first() -> None:
 @pytest.mark.parametrize(
     ("layout", "theirs"),
     [
-        (make_fuse_on_import_layout((2, 3)), [torch.zeros(2), torch.zeros(2)]),
-        (make_fuse_on_import_layout((2, 3)), [torch.zeros(2), torch.tensor(1.0)]),
+        (make_concatenated_layout((2, 3)), [torch.zeros(2), torch.zeros(2)]),
+        (make_concatenated_layout((2, 3)), [torch.zeros(2), torch.tensor(1.0)]),
         (TRANSPOSED, [torch.zeros(2)]),
         (TRANSPOSED, [torch.zeros(2, 2, 2)]),
         (make_head_interleaved_qkv_layout(4), [torch.zeros(8)]),
