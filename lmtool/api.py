@@ -47,7 +47,12 @@ from lmtool.report.dashboards import DashboardLoggers
 from lmtool.runs.directory import Run
 from lmtool.runs.listing import summarize_run
 from lmtool.runs.load import LoadedModel, load_run
-from lmtool.tasks.predict import LabelPredictor, build_task_with_saved_calibration, get_text_columns, make_task_model
+from lmtool.tasks.predict import (
+    LabelPredictor,
+    build_task_with_saved_calibration,
+    get_text_columns,
+    make_model_with_objective,
+)
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from lmtool.tasks.task import Prediction
@@ -160,7 +165,7 @@ class TrainedModel(TextGenerator):
         items = [LabelledRow((row,) if isinstance(row, str) else row, None, None, i) for i, row in enumerate(rows, 1)]
         names = loaded.recipe.data.text_columns or tuple(f"text{i + 1}" for i in range(len(items[0].texts)))
         task = build_task_with_saved_calibration(loaded, "", Columns(names), ())
-        answers = task.predict_cells(make_task_model(loaded), task.encode(items))
+        answers = task.predict_cells(make_model_with_objective(loaded), task.encode(items))
         return [Prediction(str(answer), {}) for answer, *_ in answers]
 
     def _rows_to_texts(self, rows: Any) -> list[str | tuple[str, ...]]:

@@ -126,7 +126,7 @@ def test_hidden_states_and_the_next_token_are_those_of_a_forward_pass(trained: W
     text = words(9)
     tokens = torch.tensor([[*loaded.prompt_format.opening, *loaded.tokenizer.encode(text)]])
     with torch.no_grad():
-        layers = loaded.model.all_hidden_states(Batch(tokens))
+        layers = loaded.model.hidden_states_by_layer(Batch(tokens))
         logits_V = loaded.model.logits(loaded.model(Batch(tokens)).hidden_BTD[:, -1])[0].double()
     states = lm.hidden_states(text)
     assert len(states.tokens) == tokens.shape[1] + 1  # the end of the text

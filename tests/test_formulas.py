@@ -293,7 +293,7 @@ def compare_recurrent(model: LanguageModel, spec: Recurrent) -> None:
     found = model.logits(model(Batch(tokens_T[None])).hidden_BTD)[0]
     if isinstance(model, BidirectionalLanguageModel):
         layers = halves(model, spec, tokens_T)
-        for ours, wanted in zip(model.all_hidden_states(Batch(tokens_T[None])), layers, strict=True):
+        for ours, wanted in zip(model.hidden_states_by_layer(Batch(tokens_T[None])), layers, strict=True):
             np.testing.assert_allclose(array(ours[0]), np.stack(wanted), **EXACT)
         hidden = [h[: spec.d_model] for h in layers[-1]]
     elif spec.attention is None:

@@ -40,6 +40,9 @@ COLLECTIVE_TIMEOUT = timedelta(hours=6)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+JOIN_POLL_SECONDS = 1.0
+"""Time after which a wait for a thread lets signals be handled."""
+
 PARENT_POLL_SECONDS = 1.0
 """Time between two looks whether torchrun is still there."""
 
@@ -278,9 +281,8 @@ def _call_interruptibly(function: Callable[[], None]) -> None:
     thread = Thread(target=call, daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(
-            PARENT_POLL_SECONDS
-        )  # else a signal just before the wait would be handled after it, which may be never
+        # without a limit, a signal just before the wait would be handled after it, which may be never
+        thread.join(JOIN_POLL_SECONDS)
     if errors:
         raise errors[0]
 

@@ -125,7 +125,7 @@ def select_own_tensors(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Te
 
 
 def make_sharded_like(local_rows: Tensor, sharded_tensor: Tensor) -> Tensor:
-    """Makes a tensor sharded like `sharded_tensor`, with as many rows, of which each process holds `rows`."""
+    """Makes a tensor sharded like `sharded_tensor`, with as many rows, of which each process holds `local_rows`."""
     from torch.distributed.tensor import DTensor
 
     assert isinstance(sharded_tensor, DTensor)

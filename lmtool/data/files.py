@@ -357,16 +357,16 @@ def _check_is_text_format(head: bytes, path: Path, encoding: str | None) -> None
 
 
 def _decoding_error(error: UnicodeError, end_offset: int, path: Path, encoding: str | None) -> DataError:
-    """Returns the error for bytes before `end_offset`. Counts lines here only, which takes longer than decoding."""
+    """Returns the error for bytes before `end_offset`. Lines are counted only here, as that is slow."""
     fix = "convert the file, for example with `iconv -f latin1 -t utf-8`, if that is what it is"
     fix = "give its encoding, for example --encoding cp1252 or utf-16-le" if encoding else fix
     if not isinstance(error, UnicodeDecodeError):  # UTF-16 and UTF-32 without a byte order mark
         return DataError(f"not valid {encoding}: {error}", where=display_path(path), fix=fix)
-    end_offset += error.start - len(error.object)
+    offset = end_offset + error.start - len(error.object)
     decoder = codecs.getincrementaldecoder(encoding or "utf-8")("ignore")
-    line = 1 + sum(decoder.decode(before).count("\n") for before in _read_first_bytes(path, end_offset))
+    line = 1 + sum(decoder.decode(before).count("\n") for before in _read_first_bytes(path, offset))
     byte = f"byte 0x{error.object[error.start]:02x}" if error.start < len(error.object) else "the end"
-    what = f"not valid {encoding or 'UTF-8'}: {byte} at offset {end_offset}"
+    what = f"not valid {encoding or 'UTF-8'}: {byte} at offset {offset}"
     return DataError(what, where=f"{display_path(path)}:{line}", fix=fix)
 
 

@@ -35,7 +35,7 @@ def import_hub_even_without_home() -> Any:
 def import_datasets_quietly() -> Any:
     """Imports the library `datasets`, which shows no progress and logs no attempts to connect."""
     huggingface_hub = import_hub_even_without_home()
-    import datasets  # after import_hub_even_without_home, which sets where its files are
+    import datasets  # after import_hub_even_without_home, which may set where its files are
 
     datasets.disable_progress_bars()
     huggingface_hub.utils.logging.set_verbosity(logging.ERROR)

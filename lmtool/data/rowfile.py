@@ -385,7 +385,7 @@ class _IncrementalJsonReader:
         return len(blocks) > 1
 
     def line_of(self, error: json.JSONDecodeError) -> int:
-        """Returns the line of an error of the last `decode`, before anything more is read."""
+        """Returns the line of an error of the last `decode_buffered`, before anything more is read."""
         return self.line + count_line_ends(self._text, self._position, error.pos)
 
     def _move(self, position: int) -> None:

@@ -112,7 +112,7 @@ class TokenStore:
         """
         self.path = path
         self.damage: DataError | None = None
-        self._disposable = invalidate_if_damaged
+        self._invalidate_if_damaged = invalidate_if_damaged
         try:
             manifest = self._manifest = read_store_manifest(path)
             documents = _memory_map(path / _INDEX_FILE, np.dtype("<i8"), (manifest.documents, _INDEX_COLUMNS))
@@ -173,9 +173,9 @@ class TokenStore:
             self.verify()
 
     def _invalidate_and_make_error(self, what: str) -> DataError:
-        """Returns the error for a damaged store; deletes the store.json of a disposable store."""
+        """Returns the error for a damaged store; deletes its store.json if it is to be invalidated."""
         fix = "delete this folder, and make it again"
-        if self._disposable:
+        if self._invalidate_if_damaged:
             fix = "run the command again, which makes it anew; resume continues a run that has begun"
             with suppress(OSError):
                 (self.path / STORE_MANIFEST).unlink(missing_ok=True)

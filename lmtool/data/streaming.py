@@ -47,7 +47,7 @@ STREAM_FROM_BYTES = 4_000_000_000
 """Size from which a text is streamed by default."""
 
 
-class BlockStart(NamedTuple):
+class BlockPosition(NamedTuple):
     """Where a block begins: in which turn, at which unit in its order, and after how many chunks of that."""
 
     turn: int = 0
@@ -62,7 +62,7 @@ class StreamHeadCorpus(Corpus):
     streamed_text: "StreamedText"
 
     def chunks(self) -> Iterator[MultiDocumentChunk]:
-        return merge_small_chunks(StreamedTextBlock(self.streamed_text, BlockStart()).read_chunks_and_record_end())
+        return merge_small_chunks(StreamedTextBlock(self.streamed_text, BlockPosition()).read_chunks_and_record_end())
 
 
 class StreamedText:
@@ -87,7 +87,7 @@ class StreamedText:
         self._stops = np.cumsum([*n_units, *(shards.n_shards for shards in self._shards)])
         self.n_units = int(self._stops[-1])
         self.n_bytes = sum(sizes) + sum(shards.n_bytes for shards in self._shards)
-        self.head_end = BlockStart()
+        self.head_end = BlockPosition()
         self.first_numbers: dict[int, int] = {}
 
     @property
@@ -104,7 +104,7 @@ class StreamedText:
         total = hashlib.sha256(repr(settings).encode())
         for path, (size, _) in zip(self.head.files, self._states, strict=True):
             total.update(f"{detect_format_suffix(path)} {compression_suffix(path)} {size} ".encode())
-        block = StreamedTextBlock(self, BlockStart())
+        block = StreamedTextBlock(self, BlockPosition())
         for chunk in block.read_chunks_and_record_end():
             total.update("\0".join(chunk.texts).encode())
             total.update(b"\0\0" if chunk.ends else b"\0")
@@ -136,7 +136,7 @@ class StreamedText:
             yield from self.head.read_byte_range(path, byte_range)
         self._check_unchanged_and_get_size(file)
 
-    def format_location(self, begin: BlockStart) -> str:
+    def format_location(self, begin: BlockPosition) -> str:
         """Returns the file or dataset in which a block begins, for messages."""
         file = int(np.searchsorted(self._stops, self.choose_unit(begin.turn, begin.unit), side="right"))
         return display_path(self.head.files[file]) if file < len(self._states) else "the dataset"
@@ -157,7 +157,7 @@ class StreamedTextBlock:
     are complete once all chunks are read.
     """
 
-    def __init__(self, text: StreamedText, begin: BlockStart, part: CorpusPart | None = None) -> None:
+    def __init__(self, text: StreamedText, begin: BlockPosition, part: CorpusPart | None = None) -> None:
         self._text, self._begin, self._part = text, begin, part
         self.end = begin
         self.first_numbers: dict[int, int] = {}
@@ -183,10 +183,10 @@ class StreamedTextBlock:
                 else:
                     yield kept
                 if is_full:
-                    self.end = BlockStart(turn, rank, n_chunks)
+                    self.end = BlockPosition(turn, rank, n_chunks)
                     return
             rank, skipped = rank + 1, 0
-        self.end = BlockStart(turn + 1)
+        self.end = BlockPosition(turn + 1)
 
 
 def should_stream(data: Data) -> bool:

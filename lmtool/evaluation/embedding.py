@@ -136,7 +136,7 @@ def hidden_states(loaded: LoadedModel, text: str) -> HiddenStates:
     """Computes the states of every layer for one text. Raises UsageError as `embed` does."""
     row = encode_text(loaded, 0, text)
     with loaded.compute.autocast():
-        layers = loaded.model.all_hidden_states(Batch(torch.tensor([row.tokens])).to(loaded.device))
+        layers = loaded.model.hidden_states_by_layer(Batch(torch.tensor([row.tokens])).to(loaded.device))
     states = tuple(hidden_1TD[0].float().cpu().numpy() for hidden_1TD in layers)
     return HiddenStates(tuple(map(loaded.tokenizer.display_token, row.tokens)), states)
 
@@ -149,7 +149,7 @@ def embed_encoded_texts(
     def read(chosen: list[int]) -> tuple[None, list[Vectors]]:
         group = [rows[i] for i in chosen]
         tokens_BT, keep_BT = pad_right_with_keep_mask([np.array(row.tokens) for row in group], loaded.tokenizer.pad_id)
-        layers = loaded.model.all_hidden_states(Batch(tokens_BT, keep_BT=keep_BT).to(loaded.device))
+        layers = loaded.model.hidden_states_by_layer(Batch(tokens_BT, keep_BT=keep_BT).to(loaded.device))
         if not -len(layers) <= layer < len(layers):
             what = f"there is no layer {layer}"
             raise UsageError(what, fix=f"use 0, the embeddings, to {len(layers) - 1}, the last layer, or -1")

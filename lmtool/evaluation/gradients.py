@@ -21,7 +21,7 @@ from lmtool.errors import UsageError
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import DecodeState, KeyValueCache, evaluation_mode
 from lmtool.model.layers.cells import record_step_states
-from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoderOnlyModel
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
 from lmtool.model.transformer import TransformerDecoder
 from lmtool.runs.load import LoadedModel
 
@@ -113,12 +113,9 @@ def _encode_text(loaded: LoadedModel, text: str, before: Sequence[int]) -> tuple
 
 def _require_left_to_right(
     lm: LanguageModel,
-) -> TransformerDecoder | RecurrentDecoderOnlyModel | BidirectionalLanguageModel:
+) -> TransformerDecoder | RecurrentDecoder | BidirectionalLanguageModel:
     """Returns the model. Raises UsageError unless it is a Transformer decoder or a recurrent language model."""
-    if (
-        not isinstance(lm, TransformerDecoder | RecurrentDecoderOnlyModel | BidirectionalLanguageModel)
-        or lm.reads != "past"
-    ):
+    if not isinstance(lm, TransformerDecoder | RecurrentDecoder | BidirectionalLanguageModel) or lm.reads != "past":
         what = "this model does not read from left to right by states that learn from gradients"
         raise UsageError(what, fix="name a run of a Transformer decoder, or of a recurrent language model")
     return lm
@@ -136,7 +133,7 @@ def compute_norms_by_steps_back(lm: LanguageModel, tokens: Sequence[int]) -> Gra
     with evaluation_mode(lm), _unfreeze_temporarily(lm), torch.enable_grad():
         norms = {}
         if isinstance(lm, TransformerDecoder):
-            layers = lm.all_hidden_states(batch)
+            layers = lm.hidden_states_by_layer(batch)
             loss = F.cross_entropy(lm.logits(layers[-1][:, -1]), target_1)
             for number, (gradient_TD,) in enumerate(torch.autograd.grad(loss, layers)):
                 norms[f"layer {number}" if number else "embeddings"] = _gradient_norms_by_steps_back(gradient_TD)

@@ -315,7 +315,7 @@ def measure_perplexity(
             data = data.with_unvalidated_values({"column": column})
         store = loaded.compute.world.call_main_first(lambda: tokenize_files(sources, data, loaded.tokenizer, report))
         lengths = {"context": context, "stride": stride}
-        with loaded.compute_gathering_by_layer() as compute:
+        with loaded.gather_weights_by_layer() as compute:
             perplexity = compute_perplexity(lm, objective, store, loaded.tokenizer, compute, report, **lengths)
         n_unseen = None
         if isinstance(lm, NGramModel):

@@ -415,9 +415,8 @@ def _score_group_batch_sharing_prefix(
         # padding would have positions that the model does not have
         return [scores for rows, n in numbered for scores in _score_group_batch_sharing_prefix(loaded, [rows], [n])]
     common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in numbered]
-    batch = _add_sources(Batch(pad_right_with_keep_mask(common, pad)[0]), [rows[0] for rows in groups], pad).to(
-        loaded.device
-    )
+    batch = Batch(pad_right_with_keep_mask(common, pad)[0])
+    batch = _add_sources(batch, [rows[0] for rows in groups], pad).to(loaded.device)
     state = model.initial_state(batch)
     if not state.can_rewind and len(set(prefix_lengths)) > 1:
         # padding changes a recurrent state

@@ -160,7 +160,8 @@ class Conversation:
         whichever is less. The answer is that of `generate` for the same ids: the same messages get the same answer, and
         the next sample when they are repeated. Prefixes are cached, which may change sums in their last bits.
 
-        Raises UsageError for no messages, messages without text, and messages longer than the context; RefusedMessages
+        Raises UsageError for no messages, messages without text, and messages longer than the context;
+        MessagesRefusedError
         and CheckpointError as `ChatFormat.encode_prompt` does.
         """
         messages = validate_messages(messages)

@@ -129,7 +129,7 @@ class Engine:
         return len(self._states)
 
     def create_request_state(self, request: Request) -> RequestState:
-        """Prepares a request for `add`, in any thread.
+        """Creates the state of a request, for `add`, in any thread.
 
         Raises UsageError for parameters that contradict one another, and as `check_form_and_create_state` does.
         """
@@ -150,7 +150,9 @@ class Engine:
         )
 
     def add(self, request: Request | RequestState) -> int:
-        """Adds a request, prepared or not, whose prompt fits the context. Returns its id; raises as `prepare`."""
+        """Adds a request, prepared or not, whose prompt fits the context. Returns its id. Raises as
+        `create_request_state` does.
+        """
         state = request if isinstance(request, RequestState) else self.create_request_state(request)
         state.began = time.perf_counter()
         self._states[state.id] = state

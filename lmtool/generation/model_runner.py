@@ -47,7 +47,7 @@ class ModelRunner:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether a state can go back to fewer tokens; see `DecodeState.upto`."""
+        """Whether a state can go back to fewer tokens; see `DecodeState.truncate`."""
         return self._one_row_state.can_rewind
 
     @property

@@ -59,7 +59,7 @@ class NativeLayerMatrices:
     def from_model_if_supported(cls, model: LanguageModel) -> "NativeLayerMatrices | None":
         """Returns None for a model that the kernels do not support, or whose weights are not packed and may change.
 
-        Otherwise the product of the head takes the kernels for single rows.
+        Otherwise also replaces, in place, the product of the model's head for single rows.
         """
         if not isinstance(model, TransformerModel) or not _supports_native_step(model):
             return None
@@ -197,9 +197,8 @@ class NativeSingleRowStep:
                 self._program.add_step(activate, self._inner, self._mixed)
             case CrossAttention(), Memory():
                 self._add_linear(mixer.q, src, self._inner)
-                self._add_scaled_dot_product_attention(
-                    mixer, state, n_source=1
-                )  # a source of any length: see `set_source`
+                # a source of any length: see `set_source`
+                self._add_scaled_dot_product_attention(mixer, state, n_source=1)
             case SelfAttention(), KeyValueCache():
                 self._add_linear(mixer.qkv, src, self._inner)
                 self._add_self_attention_between_projections(mixer, state, is_full_attention)

@@ -5,7 +5,7 @@ from lmtool.model.averaging import AveragingModel
 from lmtool.model.heads import Classifier, SpanReader, Tagger
 from lmtool.model.language_model import DecodeState, HiddenOutput, LanguageModel
 from lmtool.model.ngram import AddKNGramModel, NGramModel
-from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoderOnlyModel
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.model.word_vectors import GloveModel, PpmiModel, SkipGramModel
 from lmtool.recipe.spec.objective import Classification, QuestionAnswering, ReplacedTokens, Tagging
@@ -41,7 +41,7 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
         case Ppmi():
             return PpmiModel(spec, vocab_size)
         case Recurrent(shape="decoder"):
-            return RecurrentDecoderOnlyModel(spec, vocab_size)
+            return RecurrentDecoder(spec, vocab_size)
         case Recurrent(shape="encoder-decoder"):
             return RecurrentEncoderDecoder(spec, vocab_size)
         case Recurrent():

@@ -319,7 +319,7 @@ class AveragingModel(ModelWithoutNextToken):
         # without hashed n-grams the parameter itself
         return self.embedding.weight[: self.vocab_size] if self.spec.n_hashed else self.embedding.weight
 
-    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+    def hidden_states_by_layer_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """Returns the token embeddings; the layers above them are of whole texts."""
         return [self(batch).hidden_BTD], None
 

@@ -55,7 +55,7 @@ class FrozenModelScalarMix(nn.Module):
         if not self._source:
             raise ValueError("features need the model that computes them")
         with torch.no_grad():
-            layers = self._source[0].all_hidden_states(batch)
+            layers = self._source[0].hidden_states_by_layer(batch)
         return cast(Tensor, self.mix(layers))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

@@ -23,7 +23,7 @@ from lmtool.model.layers.blocks import apply_plain_or_gated_activation
 from lmtool.model.layers.crf import LinearChainCrf
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.observing import ObservableAttention
-from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoderOnlyModel
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
 from lmtool.recipe.spec.objective import Classification, Embedding, PerTokenHeadBase, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.transformer import Transformer
@@ -121,7 +121,7 @@ class LanguageModelWithTaskHead(ModelWrapper):
         """Returns the hidden states that the head reads (B, T, D): of both directions if the body is bidirectional."""
         if self.mix is None and self.layer == -1 and not isinstance(self.body, BidirectionalLanguageModel):
             return self.forward(batch)
-        layers, auxiliary_B = self.body.all_hidden_states_and_auxiliary(batch)
+        layers, auxiliary_B = self.body.hidden_states_by_layer_and_auxiliary(batch)
         hidden_BTD = layers[self.layer] if self.mix is None else self.mix(layers[self.first_mixed_layer :])
         return HiddenOutput(hidden_BTD, auxiliary_B)
 
@@ -130,7 +130,7 @@ class LanguageModelWithTaskHead(ModelWrapper):
         if layers == "last":
             return
         with torch.no_grad():
-            n_layers = len(self.body.all_hidden_states(_probe_batch(self.body)))
+            n_layers = len(self.body.hidden_states_by_layer(_probe_batch(self.body)))
         if not isinstance(layers, int):
             self.first_mixed_layer = int(layers == "mix-hidden")
             self.mix = ScalarMix(n_layers - self.first_mixed_layer)
@@ -148,7 +148,7 @@ class LanguageModelWithTaskHead(ModelWrapper):
 
 def head_input_width(body: LanguageModel, layers: LayerChoice, model: Model) -> int:
     """Returns the width of the hidden states that a head reads, or of the text vector of an averaging model."""
-    if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoderOnlyModel) and layers == "last"):
+    if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoder) and layers == "last"):
         return body.head_input_width
     return model.d_model * (2 if isinstance(body, BidirectionalLanguageModel) else 1)
 
@@ -241,7 +241,7 @@ class Classifier(LanguageModelWithTaskHead):
         parts = []
         with torch.no_grad():
             for batch in batches:
-                layers = self.body.all_hidden_states(batch)[self.first_mixed_layer :]
+                layers = self.body.hidden_states_by_layer(batch)[self.first_mixed_layer :]
                 parts.append(torch.stack([self.pool(hidden_BTD, batch.keep_BT) for hidden_BTD in layers]).cpu())
         return torch.cat(parts, 1)
 

@@ -122,15 +122,15 @@ class LanguageModel(nn.Module, ABC):
         """Returns the context-independent embedding of each token (V, D). Raises UsageError for models without any."""
         raise UsageError("this model has no token embeddings: it counts n-grams", fix="name a run of another family")
 
-    def all_hidden_states(self, batch: Batch) -> list[Tensor]:
+    def hidden_states_by_layer(self, batch: Batch) -> list[Tensor]:
         """Returns the embeddings and the output of each layer, each (B, T, D), for `batch.tokens_BT`.
 
         An encoder-decoder uses its encoder. Raises UsageError for models without embeddings.
         """
-        return self.all_hidden_states_and_auxiliary(batch)[0]
+        return self.hidden_states_by_layer_and_auxiliary(batch)[0]
 
-    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        """Returns the result of `all_hidden_states`, and the auxiliary losses (B,) of the same pass, if any."""
+    def hidden_states_by_layer_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        """Returns the result of `hidden_states_by_layer`, and the auxiliary losses (B,) of the same pass, if any."""
         raise UsageError("this model has no token embeddings: it counts n-grams", fix="name a run of another family")
 
     @abstractmethod
@@ -194,12 +194,12 @@ class CountingModel(LanguageModel):
     n_read: Tensor
 
     @abstractmethod
-    def partial_fit_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
+    def partial_fit_(self, batches: Iterable[Batch], n_new_tokens: int) -> None:
         """Counts every target of the batches with its preceding tokens. Predictions change once all are counted.
 
         Args:
             batches: in text order.
-            n_tokens_in_batches: number of tokens of the text that the batches cover.
+            n_new_tokens: number of tokens of the text that the batches cover.
         """
 
     @abstractmethod
@@ -234,8 +234,8 @@ class ModelWrapper(LanguageModel):
     def token_vectors(self) -> Tensor:
         return self.body.token_vectors()
 
-    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        return self.body.all_hidden_states_and_auxiliary(batch)
+    def hidden_states_by_layer_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        return self.body.hidden_states_by_layer_and_auxiliary(batch)
 
     def initial_state(self, batch: Batch) -> DecodeState:
         return self.body.initial_state(batch)

@@ -31,7 +31,7 @@ NGramCounts = tuple[NDArray[np.int32], IntArray]
 """Distinct n-grams (G, N) and their counts (G,)."""
 
 
-class _SmoothedOrderTable(NamedTuple):
+class _OrderTable(NamedTuple):
     """The n-grams of one order above 1, sorted by context and then token.
 
     keys_G: context index times V, plus the token.
@@ -46,17 +46,17 @@ class _SmoothedOrderTable(NamedTuple):
     backoff_X: Tensor
 
 
-class _SmoothedTables(NamedTuple):
+class _NgramTables(NamedTuple):
     """Unigram probabilities, and the tables of the orders from 2 on that have n-grams."""
 
     unigram_V: Tensor
-    orders: tuple[_SmoothedOrderTable, ...]
+    orders: tuple[_OrderTable, ...]
 
 
 class _ContextLookupResult(NamedTuple):
     """The contexts of M rows in the table of an order: their indices (0 if unseen), and whether they were seen."""
 
-    table: _SmoothedOrderTable
+    table: _OrderTable
     index_M: Tensor
     is_seen_M: Tensor
 
@@ -94,7 +94,7 @@ class NGramModel(CountingModel):
         self.register_buffer("grams_GN", torch.empty(0, spec.order, dtype=torch.int32))
         self.register_buffer("counts_G", torch.empty(0, dtype=torch.int64))
         self.register_buffer("n_read", torch.zeros((), dtype=torch.int64))
-        self._cached: tuple[Tensor, _SmoothedTables] | None = None
+        self._cached: tuple[Tensor, _NgramTables] | None = None
 
     grams_GN: Tensor
     counts_G: Tensor
@@ -153,12 +153,10 @@ class NGramModel(CountingModel):
                 return None
         return index
 
-    def _find_continuations(self, order: _SmoothedOrderTable, rows: Tensor, context_indices: Tensor) -> _Continuations:
+    def _find_continuations(self, order: _OrderTable, rows: Tensor, context_indices: Tensor) -> _Continuations:
         """Returns all n-grams that begin with the contexts of these rows."""
-        starts, lengths = (
-            order.starts_X[context_indices],
-            order.starts_X[context_indices + 1] - order.starts_X[context_indices],
-        )
+        starts = order.starts_X[context_indices]
+        lengths = order.starts_X[context_indices + 1] - starts
         firsts = lengths.cumsum(0) - lengths
         grams = torch.arange(int(lengths.sum()), device=rows.device) + (starts - firsts).repeat_interleave(lengths)
         rows_of_grams = rows.repeat_interleave(lengths)
@@ -197,7 +195,7 @@ class NGramModel(CountingModel):
         length = state.length + tokens_BT.shape[1]
         return hidden_BTC, DecodeState(length, state.padding_B, ((hidden_BTC[:, -1].clone(),),))
 
-    def partial_fit_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
+    def partial_fit_(self, batches: Iterable[Batch], n_new_tokens: int) -> None:
         # in text order, so that no n-gram is counted before its own prefix
         merged = (self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())
         new, n_new = [], 0
@@ -209,7 +207,7 @@ class NGramModel(CountingModel):
         grams_GN, counts_G = _merge_counts([merged, *new], self.vocab_size)
         self.grams_GN = torch.from_numpy(grams_GN).to(self.grams_GN.device)
         self.counts_G = torch.from_numpy(counts_G).to(self.counts_G.device)
-        self.n_read = self.n_read + n_tokens_in_batches
+        self.n_read = self.n_read + n_new_tokens
 
     def _windows_ending_at_each_position(
         self, tokens_BT: Tensor, documents_BT: Tensor | None, past_BC: Tensor | None = None
@@ -243,14 +241,14 @@ class NGramModel(CountingModel):
                 seen_M = seen_M & has_M
             yield _ContextLookupResult(table, index_M.where(seen_M, 0), seen_M)
 
-    def _cached_smoothed_tables(self) -> _SmoothedTables:
+    def _cached_smoothed_tables(self) -> _NgramTables:
         """Returns the tables for the current counts, on the model's device."""
         # anything that changes or moves the counts replaces the tensor
         if self._cached is None or self._cached[0] is not self.counts_G:
             self._cached = self.counts_G, self._build_smoothed_tables()
         return self._cached[1]
 
-    def _build_smoothed_tables(self) -> _SmoothedTables:
+    def _build_smoothed_tables(self) -> _NgramTables:
         device = self.grams_GN.device
         dtype = widest_float_dtype(device)
         levels = [(self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())]
@@ -279,7 +277,7 @@ class NGramModel(CountingModel):
             return torch.from_numpy(values).to(device, dtype if values.dtype.kind == "f" else None)
 
         unigram_V = to_tensor(self._estimate_unigrams(adjusted_V))
-        return _SmoothedTables(unigram_V, tuple(_SmoothedOrderTable(*map(to_tensor, order)) for order in orders))
+        return _NgramTables(unigram_V, tuple(_OrderTable(*map(to_tensor, order)) for order in orders))
 
     def _count_contributions_to_suffixes(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         """Returns what each n-gram adds to the count of itself without its first token.
@@ -293,7 +291,7 @@ class NGramModel(CountingModel):
     ) -> list[FloatArray]:
         """Returns the mass of each n-gram (`mass_G`) and the weight of each context (`backoff_X`) of an order.
 
-        In Kneser-Ney smoothing they are its discounted probability and the back-off weight; see `_SmoothedOrderTable`.
+        In Kneser-Ney smoothing they are its discounted probability and the back-off weight; see `_OrderTable`.
         """
         discount_G = kneser_ney_discounts_by_count(counts_G)[np.minimum(counts_G, 3)]
         total_X = np.bincount(context_G, counts_G, n_contexts)

@@ -133,7 +133,7 @@ class RecurrentModel(LanguageModel):
         """Returns the inputs of the head, and the new states of the layers."""
 
 
-class RecurrentDecoderOnlyModel(RecurrentModel):
+class RecurrentDecoder(RecurrentModel):
     """An RNN language model (Elman 1990; Mikolov et al. 2010), with or without attention to all its past states.
 
     With `attention`, c_t attends with query h_t to the last layer's past states M_t = {h_1, ..., h_{t-1}}. M_1 is empty
@@ -146,7 +146,7 @@ class RecurrentDecoderOnlyModel(RecurrentModel):
         self.attention = None if spec.attention is None else RecurrentStateAttention(spec.attention, spec.d_model)
         self.attends_to_present = spec.attention is not None and spec.attention.present
 
-    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+    def hidden_states_by_layer_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         x_BTD = self.embed_inputs(batch)
         embedded_BTD = x_BTD if self.features is None else self.embed_tokens(batch.tokens_BT)
         return [embedded_BTD, *self.rnn(x_BTD, text_layout(batch))[0]], None
@@ -190,7 +190,7 @@ class BidirectionalLanguageModel(RecurrentModel):
     """Two language models that share embedding and head (Peters et al. 2018, Deep contextualized word representations).
 
     As a language model it is its left-to-right half, so evaluation and generation are those of any other.
-    `forward_right_to_left` gives the other half, and `all_hidden_states` the contextual embeddings of both.
+    `forward_right_to_left` gives the other half, and `hidden_states_by_layer` the contextual embeddings of both.
     """
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
@@ -202,7 +202,7 @@ class BidirectionalLanguageModel(RecurrentModel):
         outputs, _ = self.back(self.embed_inputs(batch), text_layout(batch))
         return HiddenOutput(self.combine_for_head(outputs[-1], None))
 
-    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+    def hidden_states_by_layer_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """Returns the embeddings, concatenated with themselves, and both halves' states of each layer (B, T, 2 D)."""
         x_BTD, layout = self.embed_inputs(batch), text_layout(batch)
         embedded_BTD = x_BTD if self.features is None else self.embed_tokens(batch.tokens_BT)

@@ -86,7 +86,7 @@ class RecurrentEncoderDecoder(RecurrentModel):
         # the columns of the first layer's input weights for the context
         self.feed = nn.Linear(spec.d_model, n_gates * spec.d_model, bias=False) if feeds else None
 
-    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+    def hidden_states_by_layer_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """Returns the encoder's layers, with the tokens as source."""
         embedded = self.embed_tokens(batch.tokens_BT)
         return [embedded, *self.encoder(embedded, text_layout(batch))[0]], None

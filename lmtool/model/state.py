@@ -200,9 +200,8 @@ class DecodeState:
         else:
             positions_PS = torch.arange(self.length, device=device)[None]
             seen_BS = positions_PS.expand(len(rows), -1) >= (0 if padding_B is None else padding_B[:, None])
-        return replace(
-            selected, shared_lines=CacheLineSharing(width, seen_BS, positions_PS)
-        )._drop_slots_unseen_by_rows()
+        joined = replace(selected, shared_lines=CacheLineSharing(width, seen_BS, positions_PS))
+        return joined._drop_slots_unseen_by_rows()
 
     def _drop_slots_unseen_by_rows(self) -> Self:
         """Drops slots that no row attends to, if they are half of all; and `shared_lines`, if no rows share a line."""

@@ -64,7 +64,7 @@ class TransformerModel(LanguageModel):
     def token_vectors(self) -> Tensor:
         return self.inputs.tokens.weight
 
-    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+    def hidden_states_by_layer_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
         """Returns the layers of the stack; of two stacks those of the encoder, with the tokens as source."""
         layers: list[Tensor] = []
         output = self._run_stack(self.stacks()[0], batch, layers)
@@ -90,7 +90,7 @@ class TransformerModel(LanguageModel):
         return [module for module in self.children() if isinstance(module, Stack)]
 
     def _run_stack(
-        self, stack: Stack, batch: Batch, all_hidden_states: list[Tensor] | None = None, source_caches: Caches = ()
+        self, stack: Stack, batch: Batch, hidden_states_by_layer: list[Tensor] | None = None, source_caches: Caches = ()
     ) -> HiddenOutput:
         """Returns the hidden states (B, T, D) of all tokens at once. For arguments see `Stack.forward`."""
         positions_PT = text_positions(batch)
@@ -99,7 +99,7 @@ class TransformerModel(LanguageModel):
         x_BTD = self.input_embeddings(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, added_BTD)
         mask = replace(stack.mask, prefix_B=batch.prefix_B, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
         mask = replace(mask, extra_mask_BQS=batch.extra_mask_BTT)
-        return stack(x_BTD, positions_PT, mask, source_caches, batch.source_keep_BS, all_hidden_states)[0]
+        return stack(x_BTD, positions_PT, mask, source_caches, batch.source_keep_BS, hidden_states_by_layer)[0]
 
     def _run_stack_incrementally(
         self, stack: Stack, tokens_BT: Tensor, state: DecodeState, prefix_B: Tensor | None = None

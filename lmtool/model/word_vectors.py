@@ -37,7 +37,7 @@ class WordVectorModel(ModelWithoutNextToken):
         super().__init__(vocab_size, None, description)
         self.register_buffer("counts_V", torch.zeros(vocab_size, dtype=torch.int64))
 
-    def all_hidden_states_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+    def hidden_states_by_layer_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """Returns the vectors of the tokens, as the only layer; of GloVe w + u."""
         return [self.token_vectors()[batch.tokens_BT]], None
 
@@ -186,7 +186,7 @@ class PpmiModel(WordVectorModel, CountingModel):
     contexts_VD: Tensor
     log_share_V: Tensor
 
-    def partial_fit_(self, batches: Iterable[Batch], n_tokens_in_batches: int) -> None:
+    def partial_fit_(self, batches: Iterable[Batch], n_new_tokens: int) -> None:
         is_word_V = (self.counts_V > 0).cpu().numpy()
         pairs = PairCounts(self.vocab_size, self.keys_P.cpu().numpy(), self.sums_P.cpu().numpy())
         for batch in batches:
@@ -194,7 +194,7 @@ class PpmiModel(WordVectorModel, CountingModel):
         keys_P, sums_P = pairs.merge()
         device = self.words_VD.device
         self.keys_P, self.sums_P = (torch.from_numpy(array).to(device) for array in (keys_P, sums_P))
-        self.n_read = self.n_read + n_tokens_in_batches
+        self.n_read = self.n_read + n_new_tokens
         rows_P, columns_P = np.divmod(keys_P, self.vocab_size)
         total_V = np.bincount(rows_P, sums_P, self.vocab_size)
         self.log_share_V.copy_(torch.from_numpy(np.log((total_V + 1) / (total_V + 1).sum())))

@@ -122,9 +122,9 @@ class VocabularyInfo:
     @cached_property
     def is_not_special_V(self) -> NDArray[np.bool_]:
         """Whether each id is text, not a special token."""
-        is_word_V = np.ones(self.size, dtype=bool)
-        is_word_V[list(self.specials)] = False
-        return is_word_V
+        is_plain_V = np.ones(self.size, dtype=bool)
+        is_plain_V[list(self.specials)] = False
+        return is_plain_V
 
     @property
     def unpredicted_bos(self) -> int | None:

@@ -118,7 +118,7 @@ class WholeBatchObjective(Objective):
 
     @abstractmethod
     def embed_texts_by_row(self, model: LanguageModel, batch: Batch) -> RowVectorsAndAuxiliary:
-        """Returns the vectors of the rows of a batch or a micro-batch."""
+        """Returns the vectors of the texts of each row of a batch or a micro-batch."""
 
     @abstractmethod
     def batch_loss(self, vectors_NKD: Tensor, labels_N: Tensor | None) -> Tensor:

@@ -61,14 +61,16 @@ def sum_cross_entropy_in_chunks(
     model: LogitHead, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
     """Returns `sum_smoothed_cross_entropy` of the logits of hidden states, with the logits of one chunk in memory."""
-    return chunked_loss(
+    return sum_loss_in_chunks(
         model,
         hidden_MD,
         lambda logits_MV, part: sum_smoothed_cross_entropy(logits_MV, targets_M[part], label_smoothing),
     )
 
 
-def chunked_loss(model: LogitHead, hidden_MD: Tensor, loss_from_logits: Callable[[Tensor, slice], Tensor]) -> Tensor:
+def sum_loss_in_chunks(
+    model: LogitHead, hidden_MD: Tensor, loss_from_logits: Callable[[Tensor, slice], Tensor]
+) -> Tensor:
     """Returns a summed loss of the logits of hidden states, with the logits of one chunk in memory at a time.
 
     Each chunk's gradient is computed while its logits exist, so they are neither kept nor recomputed. Frozen parameters

@@ -14,7 +14,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.model import HiddenOutput, LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.objective.base import Example, Loss, Objective
-from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_loss
+from lmtool.objective.cross_entropy import add_auxiliary_loss, sum_loss_in_chunks
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.training import Distillation
@@ -67,7 +67,7 @@ class DistillationObjective(Objective):
             size = self.vocab_size
             return sum_distillation_divergence(teacher_MV[:, :size], logits_MV[:, :size], self.spec.temperature)
 
-        total = chunked_loss(model, output.hidden_BTD[is_target_BT], loss_from_logits)
+        total = sum_loss_in_chunks(model, output.hidden_BTD[is_target_BT], loss_from_logits)
         return self._combine_losses(target_loss, total, output.hidden_BTD, teacher_BTD, inputs)
 
     def _classification_loss(self, objective: ClassificationObjective, model: LanguageModel, batch: Batch) -> Loss:

@@ -106,7 +106,7 @@ class ClassificationObjective(HeadObjective):
                 total = (scores - targets).square().sum()
         return Loss(total, torch.tensor(len(scores), device=scores.device))
 
-    def compute_summed_loss_and_gradient(self, scores_RC: Floats, target_RC: Floats) -> tuple[float, Floats]:
+    def compute_head_loss_sum_and_gradient(self, scores_RC: Floats, target_RC: Floats) -> tuple[float, Floats]:
         """Returns the sum over rows of `head_loss` in training, and its gradient by the scores, in closed form.
 
         A head on fixed features is fitted by it: automatic differentiation takes five times as long for a few rows.
@@ -143,7 +143,8 @@ class ClassificationObjective(HeadObjective):
 class SetFitObjective(WholeBatchObjective, ClassificationObjective):
     """Brings the vectors of texts of one class near each other, by the cosines of all pairs of rows of a batch.
 
-    A head is fitted to the vectors afterwards (`training.convex`), and scored like any other.
+    SetFit (Tunstall et al. 2022) trains so. A head is fitted to the vectors afterwards (`training.convex`), and scored
+    like any other.
     """
 
     def embed_texts_by_row(self, model: LanguageModel, batch: Batch) -> RowVectorsAndAuxiliary:

@@ -83,26 +83,22 @@ def sample_input_tokens(model: LanguageModel, batch: Batch) -> Batch:
     return replace(batch, tokens_BT=tokens_BT, draws_BT=draws_BT)
 
 
-def _sample_step_by_step(model: LanguageModel, batch: Batch, uniform_or_minus_one_BT: Tensor) -> Tensor:
+def _sample_step_by_step(model: LanguageModel, batch: Batch, draws_BT: Tensor) -> Tensor:
     """Samples tokens given those sampled before, from one column with a sampled token to the next."""
     if batch.documents_BT is not None:
-        return _sample_document_by_document(model, batch, uniform_or_minus_one_BT, batch.documents_BT)
+        return _sample_document_by_document(model, batch, draws_BT, batch.documents_BT)
     tokens_BT, state, read = batch.tokens_BT.clone(), model.initial_state(batch), 0
-    drawn_BT = uniform_or_minus_one_BT >= 0
+    drawn_BT = draws_BT >= 0
     for column in drawn_BT.any(0).nonzero()[:, 0].tolist():
         hidden_BTD, state = model.forward_incremental(tokens_BT[:, read:column], state)
         drawn_B, read = drawn_BT[:, column], column
-        tokens_BT[drawn_B, column] = sample_tokens(
-            model, hidden_BTD[drawn_B, -1], uniform_or_minus_one_BT[drawn_B, column]
-        )
+        tokens_BT[drawn_B, column] = sample_tokens(model, hidden_BTD[drawn_B, -1], draws_BT[drawn_B, column])
     return tokens_BT
 
 
-def _sample_document_by_document(
-    model: LanguageModel, batch: Batch, uniform_or_minus_one_BT: Tensor, documents_BT: Tensor
-) -> Tensor:
+def _sample_document_by_document(model: LanguageModel, batch: Batch, draws_BT: Tensor, documents_BT: Tensor) -> Tensor:
     """Samples like `_sample_step_by_step`, with each document of a row as its own right-padded row."""
-    begins_BT = torch.ones_like(uniform_or_minus_one_BT, dtype=torch.bool)
+    begins_BT = torch.ones_like(draws_BT, dtype=torch.bool)
     begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
     text_N = begins_BT.flatten().cumsum(0) - 1
     starts_R = begins_BT.flatten().nonzero()[:, 0]
@@ -114,9 +110,7 @@ def _sample_document_by_document(
         values_RL[text_N, position_N] = values_BT.flatten()
         return values_RL
 
-    tokens_RL = _sample_step_by_step(
-        model, Batch(split_documents(batch.tokens_BT, 0)), split_documents(uniform_or_minus_one_BT, -1)
-    )
+    tokens_RL = _sample_step_by_step(model, Batch(split_documents(batch.tokens_BT, 0)), split_documents(draws_BT, -1))
     return tokens_RL[text_N, position_N].view_as(batch.tokens_BT)
 
 

@@ -20,7 +20,7 @@ from lmtool.errors import DataError
 from lmtool.model import HiddenOutput, LanguageModel
 from lmtool.model.word_vectors import GloveModel
 from lmtool.objective.base import Example, Loss, Objective, TextCutSettings, VocabularyInfo
-from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_loss
+from lmtool.objective.cross_entropy import add_auxiliary_loss, sum_loss_in_chunks
 from lmtool.recipe.spec.objective import SkipGramPrediction, WeightedCounts
 
 EVALUATION_SEED = 0
@@ -103,7 +103,7 @@ class SkipGramObjective(Objective):
                 return -(log_p_BV.gather(1, targets_BN[part].clamp(min=0)) * (targets_BN[part] != IGNORE)).sum()
 
             # one chunk of logits is in memory at a time
-            total = chunked_loss(model, hidden_BD, softmax_loss)
+            total = sum_loss_in_chunks(model, hidden_BD, softmax_loss)
         else:
             (table_VD,) = model.head_parameters()
             total = negative_sampling_loss(hidden_BD, table_VD, targets_BN, batch.negatives_BK)

@@ -79,7 +79,7 @@ class TextStatistics:
     is_streamed: bool = False
 
     @property
-    def suits_character_tokenizer(self) -> bool:
+    def is_list_of_short_lines(self) -> bool:
         """Returns whether it is a list of short lines with few distinct characters."""
         return (
             self.is_list and self.characters <= MAX_MEAN_CHARACTERS * self.documents and self.alphabet <= MAX_ALPHABET
@@ -154,11 +154,9 @@ def infer_choices(text: TextStatistics, width: int | None = None, is_decoder: bo
     """Infers the settings of the default recipe that depend on the text. width: of the model, if the user has set it.
     is_decoder: whether the model can have embeddings of n-grams."""
     megabytes = text.n_bytes / 1e6
-    is_small, is_large = (
-        megabytes < 0.5,
-        megabytes >= (LARGE_LIST_MB if text.suits_character_tokenizer else LARGE_TEXT_MB),
-    )
-    if text.suits_character_tokenizer:  # the context is the longest line, with equally many tokens in a step
+    is_small = megabytes < 0.5
+    is_large = megabytes >= (LARGE_LIST_MB if text.is_list_of_short_lines else LARGE_TEXT_MB)
+    if text.is_list_of_short_lines:  # the context is the longest line, with equally many tokens in a step
         context = min(256, 32 * -(-(text.longest + 2) // 32))
         values = {"tokenizer.kind": "char", "model.context": context, "training.batch_size": 2048 // context}
         reason = f"characters, for lines of {text.characters / text.documents:.0f} on average"
@@ -177,17 +175,17 @@ def infer_choices(text: TextStatistics, width: int | None = None, is_decoder: bo
     if width is None:
         width = 128 if is_small else DEFAULT_WIDTH
         inferred.append(InferredChoice("model", f"{width} wide for {megabytes:.2g} MB", {"model.d_model": width}))
-    if is_large and not text.suits_character_tokenizer:
+    if is_large and not text.is_list_of_short_lines:
         inferred.append(
             InferredChoice("layers", f"3 for {megabytes:.2g} MB, which time is short for", {"model.n_layers": 3})
         )
     inferred.append(_choose_layer_sizes(width))
-    if is_decoder and megabytes >= (LARGE_LIST_MB if text.suits_character_tokenizer else NGRAM_EMBEDDING_MB):
-        longest, min_count = (5, 3) if text.suits_character_tokenizer else (3, 8)
+    if is_decoder and megabytes >= (LARGE_LIST_MB if text.is_list_of_short_lines else NGRAM_EMBEDDING_MB):
+        longest, min_count = (5, 3) if text.is_list_of_short_lines else (3, 8)
         reason = f"of n-grams of up to {longest} tokens too, for {megabytes:.2g} MB"
         table = {"entries": MAX_NGRAM_ENTRIES, "longest": longest, "min_count": min_count}
         inferred.append(InferredChoice("embeddings", reason, {"model.ngram_embedding": table}))
-    dropout = 0.2 if is_small and not text.suits_character_tokenizer else 0.0 if is_large else 0.1
+    dropout = 0.2 if is_small and not text.is_list_of_short_lines else 0.0 if is_large else 0.1
     reason = f"{dropout} for {megabytes:.2g} MB: kept with probability {1 - dropout:g}"
     inferred.append(InferredChoice("dropout", reason, {"model.dropout": dropout}))
     inferred.append(_choose_length(DEFAULT_MINUTES, 20 if is_small else 12, text.is_streamed))

@@ -61,23 +61,23 @@ def resolve(
             return resolve_finetuning(parent, facts, settings)
         case TableProperties() if recipe in (None, LINEAR_RECIPE):
             defaults = ["data.valid_fraction=0"] if facts.n_rows < FEW_ROWS else []
-            return _load_with_recipe_overrides(
+            return _load_with_inferred_settings(
                 LINEAR_RECIPE, settings, [*defaults, *(() if facts.has_words else CHARACTER_SETTINGS)]
             )
     if parent is not None:
         return resolve_continued_training(parent, None if recipe is None else load(recipe).recipe, settings)
     if recipe is not None and not is_default_recipe(recipe):
-        return _load_with_recipe_overrides(recipe, settings)
+        return _load_with_inferred_settings(recipe, settings)
     return resolve_default_recipe(settings, facts if isinstance(facts, TextStatistics) else None)
 
 
-def _load_with_recipe_overrides(
-    name: str, settings: Sequence[Setting], recipe_overrides: Sequence[str] = ()
+def _load_with_inferred_settings(
+    name: str, settings: Sequence[Setting], inferred_settings: Sequence[str] = ()
 ) -> ResolvedRecipe:
-    """Loads a recipe by name or path. recipe_overrides: settings that replace its values."""
+    """Loads a recipe by name or path. inferred_settings: settings that replace its values."""
     if read_recipe_value(name, ("optimizer", "kind")) == "lbfgs" and requests_gradient_training(settings):
-        recipe_overrides = [
+        inferred_settings = [
             *GRADIENT_SETTINGS,
-            *(setting for setting in recipe_overrides if not setting.startswith("data.valid_fraction")),
+            *(setting for setting in inferred_settings if not setting.startswith("data.valid_fraction")),
         ]
-    return load(name, settings, inferred=parse_settings(recipe_overrides))
+    return load(name, settings, inferred=parse_settings(inferred_settings))

@@ -42,7 +42,7 @@ def render_attention_page(
 ) -> str:
     """Renders a page with every weight: one head as a heat map and as linked words, and small maps of all heads.
 
-    attribution: of a classifier, shown as a table. kind, initial_layer, initial_head: what the page shows first.
+    attribution: of a classifier, shown as a table. initial_kind, initial_layer, initial_head: what is shown first.
     Raises UsageError if these do not exist, and for a text that is too long for a page.
     """
     n_weights = sum(part.weights_LNTS.size for part in attention.parts)

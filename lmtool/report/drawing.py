@@ -29,7 +29,7 @@ from lmtool.report.terminal import plot_lines, shade_matrix
 from lmtool.tokenization.tokenizer import resolve_recipe_embedding_rows
 from lmtool.training.cost.summary import ModelPart, default_prefix_length, make_layer_mask, summarize_model
 
-ASCII_VOCAB_SIZE = 128
+ASSUMED_ASCII_VOCAB_SIZE = 128
 """Vocabulary size, the characters of ASCII, where it depends on the text."""
 
 MASK_TOKENS = 16
@@ -86,7 +86,7 @@ def draw_model(recipe: Recipe, name: str) -> ModelDrawingData:
     notes = []
     vocab_size, spec = resolve_recipe_embedding_rows(recipe), recipe.model
     if vocab_size is None:
-        vocab_size = ASCII_VOCAB_SIZE
+        vocab_size = ASSUMED_ASCII_VOCAB_SIZE
         notes.append(f"the vocabulary depends on the text; {vocab_size} are assumed, -s model.vocab_size=N changes it")
     if count_parameters(spec, vocab_size) == UNCOUNTABLE:
         raise RecipeError([f"{name}: the model has a tensor of more bytes than can be counted"])

@@ -55,7 +55,7 @@ def compute_first_layer_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
     if network is not None:
         network.register_forward_pre_hook(lambda _, called_with: network_inputs.append(called_with[0]))
     with torch.no_grad(), record_attention_weights(lm) as weights:
-        lm.all_hidden_states(batch)
+        lm.hidden_states_by_layer(batch)
         x_1TD, attend = inputs[0]
         widths = part.head_width, part.head_width, part.value_width
         q_TH, k_TH, v_TH = (one[0, :, :n] for one, n in zip(part.qkv.split_outputs(x_1TD), widths, strict=True))

@@ -81,10 +81,10 @@ class _Canvas:
         self._cells: dict[tuple[int, int], tuple[int, int]] = {}
         """Bits of the dots and index of the visible line, by row and column."""
 
-    def draw_line(self, start_fraction: tuple[float, float], stop: tuple[float, float], index: int) -> None:
+    def draw_line(self, start_share: tuple[float, float], stop_share: tuple[float, float], index: int) -> None:
         """Draws from one point to another; coordinates are shares of width and height from the upper left."""
         x_max, y_max = self._width * self._across - 1, self._height * self._down - 1
-        x0, y0, x1, y1 = start_fraction[0] * x_max, start_fraction[1] * y_max, stop[0] * x_max, stop[1] * y_max
+        x0, y0, x1, y1 = start_share[0] * x_max, start_share[1] * y_max, stop_share[0] * x_max, stop_share[1] * y_max
         n = max(1, math.ceil(max(abs(x1 - x0), abs(y1 - y0))))
         for i in range(n + 1):
             x, y = round(x0 + (x1 - x0) * i / n), round(y0 + (y1 - y0) * i / n)

@@ -93,7 +93,9 @@ def render_runs_page(histories: Sequence[RunHistory], *, refresh_seconds: int | 
                 samples = [samples[i * (n - 1) // (MAX_SAMPLES - 1)] for i in range(MAX_SAMPLES)]
             newest_first = [(one["step"], one.get("prompt") or "", one.get("text") or "") for one in reversed(samples)]
             sections.append(Section(f"Samples{of}", render("samples.html", rows=newest_first)))
-        values = table(["key", "value"], [[key, _format_value_as_yaml(value)] for key, value in history.recipe.items()])
+        values = table(
+            ["key", "value"], [[key, _format_value_as_in_recipe(value)] for key, value in history.recipe.items()]
+        )
         sections.append(Section(f"Recipe{of}", render("recipe.html", numbers=values)))
         sections.append(Section(f"{RUN_PAGE_HEADING}{of}", _render_provenance_and_sessions(history)))
     state = f"{history.run.info.summary}; {history.run.state}, step {history.last_record.get('step', 0)}"
@@ -130,7 +132,7 @@ def _select_records(histories: Sequence[RunHistory]) -> list[_PlottedRun]:
 
 
 def _render_records_table(drawn: Sequence[_PlottedRun], key_by_column: Mapping[str, str]) -> Markup:
-    """Renders a table with a row for each record. key_by_column: the name of each in the records."""
+    """Renders a table with a row for each record. key_by_column: the key of each column in the records."""
     several = len(drawn) > 1
     rows = [
         [*([part.history.name] if several else []), *(part.value(record, name) for name in key_by_column.values())]
@@ -235,15 +237,15 @@ def _render_charts_over_steps(
     title: str,
     radio_group_name: str,
     drawn: Sequence[_PlottedRun],
-    column_title_axis_by_key: Mapping[str, tuple[str, str, str]],
+    charts: Mapping[str, tuple[str, str, str]],
     caption: str,
 ) -> list[Section]:
     """Renders a section with a chart for each number that was logged; none if no number was logged at two steps.
 
-    column_title_axis_by_key: see `SPEED_CHARTS`. radio_group_name: unique on the page.
+    charts: see `SPEED_CHARTS`. radio_group_name: unique on the page.
     """
     line_charts, columns = {}, {"step": "step"}
-    for key, (column, chart_title, axis) in column_title_axis_by_key.items():
+    for key, (column, chart_title, axis) in charts.items():
         lines = [Line(part.history.name, part.points("step", key), part.colour) for part in drawn]
         if not any(line.points for line in lines):
             continue
@@ -253,11 +255,8 @@ def _render_charts_over_steps(
     panels = _render_charts(line_charts)
     if not panels:
         return []
-    return [
-        Section(
-            title, figure(switchable_panels(radio_group_name, panels), caption, _render_records_table(drawn, columns))
-        )
-    ]
+    body = figure(switchable_panels(radio_group_name, panels), caption, _render_records_table(drawn, columns))
+    return [Section(title, body)]
 
 
 def _render_run_comparison(histories: Sequence[RunHistory]) -> Markup:
@@ -265,7 +264,8 @@ def _render_run_comparison(histories: Sequence[RunHistory]) -> Markup:
     names = [history.name for history in histories]
     figures = [[name, *map(_to_cell, values)] for name, values in collect_summary_values(histories).items()]
     different = [
-        [key, *map(_format_value_as_yaml, values)] for key, values in find_differing_recipe_values(histories).items()
+        [key, *map(_format_value_as_in_recipe, values)]
+        for key, values in find_differing_recipe_values(histories).items()
     ]
     parts = [table(["", *names], figures, caption="Figures; losses in nats", row_headers=True)]
     parts += [
@@ -381,16 +381,18 @@ def _format_time(stamp: str) -> str:
 def _to_cell(value: object) -> TableCell:
     """Converts a value of a JSON file to a table cell."""
     if isinstance(value, list):
-        return ", ".join(map(_format_value_as_yaml, value))
+        return ", ".join(map(_format_value_as_in_recipe, value))
     return (
-        value if isinstance(value, str | int | float) and not isinstance(value, bool) else _format_value_as_yaml(value)
+        value
+        if isinstance(value, str | int | float) and not isinstance(value, bool)
+        else _format_value_as_in_recipe(value)
     )
 
 
-def _format_value_as_yaml(value: object) -> str:
+def _format_value_as_in_recipe(value: object) -> str:
     """Formats a value as in a recipe."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_format_value_as_yaml, value))}]"
+        return f"[{', '.join(map(_format_value_as_in_recipe, value))}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

@@ -180,7 +180,7 @@ def open_checkpoint_checking_sizes(path: Path) -> Checkpoint:
     for name, entry in checkpoint.files.items():
         if name in checkpoint.optimizer_files and not os.path.exists(path / name):
             continue
-        with durable.convert_checkpoint_os_errors(path / name, _FIX):
+        with durable.convert_checkpoint_read_errors(path / name, _FIX):
             size = (path / name).stat().st_size
         if size < entry.bytes:
             raise _damage_error(path / name, f"{name} is truncated: {size} of {entry.bytes} bytes")
@@ -295,7 +295,7 @@ def _read_manifest(path: Path) -> Checkpoint:
 
 def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Returns the bytes of a file, and the JSON object in it."""
-    with durable.convert_checkpoint_os_errors(path, _FIX):
+    with durable.convert_checkpoint_read_errors(path, _FIX):
         raw = durable.read_file(path)
     with suppress(ValueError, RecursionError):
         if isinstance(content := json.loads(raw), dict):
@@ -304,7 +304,7 @@ def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def _verify_digest(path: Path, expected: str) -> None:
-    with durable.convert_checkpoint_os_errors(path, _FIX):
+    with durable.convert_checkpoint_read_errors(path, _FIX):
         digest = sha256_of_file(path)
     if digest != expected:
         raise _damage_error(path, f"{path.name} has changed: its SHA-256 is {digest[:12]}..., not {expected[:12]}...")

@@ -54,9 +54,9 @@ def create_and_lock_run(
 
 
 def check_output_free_and_writable(folder: Path | None, replace_aborted: bool = False) -> None:
-    """Raises the errors of `create_run` before minutes of data preparation.
+    """Raises the errors of `create_and_lock_run` before minutes of data preparation.
 
-    replace_aborted: a run that ended before its first checkpoint may be in `folder`; `create_run` removes it.
+    replace_aborted: a run that ended before its first checkpoint may be in `folder`; `create_and_lock_run` removes it.
     Raises UsageError when `folder` holds a run already, or with `replace_aborted` CheckpointError when another process
     has begun one there; ResourceError when it (or `runs_root()`) cannot be written.
     """

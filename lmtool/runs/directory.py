@@ -97,7 +97,7 @@ class Run:
     """
 
     def __init__(self, path: Path, info: RunInfo, lock: RunLock | None = None) -> None:
-        """Use `open`, or `lmtool.runs.creation.create_run`."""
+        """Use `open`, or `lmtool.runs.creation.create_and_lock_run`."""
         self.path = path
         self.info = info
         self.metrics = RunLog(path / METRICS, files.StepRecord)
@@ -276,19 +276,19 @@ class Run:
             durable.replace_file(self.recipe_path, recipe.encode())
 
     def record_session_end(
-        self, outcome: Literal["finished", "stopped"], interrupted_validation: Mapping[str, object] | None = None
+        self, outcome: Literal["finished", "stopped"], validation_at_interruption: Mapping[str, object] | None = None
     ) -> None:
         """Ends the session: finished after all steps or early stopping, else stopped.
 
         Removes the page of an earlier session, so that a page of a run is never outdated.
-        interrupted_validation: of the last step of an interrupted session, with "step" and "is_best". It is no part
+        validation_at_interruption: of the last step of an interrupted session, with "step" and "is_best". It is no part
         of the training, but if it is the best, its checkpoint is the best until the run is resumed.
         Raises ResourceError when it cannot be written.
         """
         *earlier, session = self.info.sessions
         ended: dict[str, object] = {"ended": current_time(), "outcome": outcome}
-        if interrupted_validation is not None:
-            ended["validation"] = ValidationAtInterruption.model_validate(dict(interrupted_validation))
+        if validation_at_interruption is not None:
+            ended["validation"] = ValidationAtInterruption.model_validate(dict(validation_at_interruption))
         with self._convert_write_errors_under_lock():
             (self.path / REPORT).unlink(missing_ok=True)
             sessions = [*earlier, session.model_copy(update=ended)]
@@ -354,14 +354,14 @@ class Run:
         )
 
     @property
-    def interrupted_validation(self) -> ValidationAtInterruption | None:
+    def validation_at_interruption(self) -> ValidationAtInterruption | None:
         """Returns the validation that the last session passed to `record_session_end`; None if there is none."""
         return self.info.sessions[-1].validation if self.info.sessions else None
 
     @property
     def best_step(self) -> int | None:
         """Returns the step of the best validation; None before any."""
-        if (validation := self.interrupted_validation) is not None and validation.is_best:
+        if (validation := self.validation_at_interruption) is not None and validation.is_best:
             return validation.step
         if (noted := self.last_validation) is not None:
             return noted.best_step

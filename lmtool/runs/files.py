@@ -170,7 +170,7 @@ class StreamPosition(JsonModel):
     """Where a streamed text goes on: at a block.
 
     block: its number.
-    turn, unit, chunk: where it begins; see `lmtool.data.streaming.BlockStart`.
+    turn, unit, chunk: where it begins; see `lmtool.data.streaming.BlockPosition`.
     examples, documents: in the blocks before it.
     content: the checksum of its tokens.
     """
@@ -353,7 +353,7 @@ def read_json_file(
     kind: type[FileContent], path: Path, fix: str, max_bytes: int = durable.MAX_FILE_BYTES
 ) -> FileContent:
     """Reads a file of a run. Raises CheckpointError, with `fix`, when it is missing or damaged."""
-    with durable.convert_checkpoint_os_errors(path, fix):
+    with durable.convert_checkpoint_read_errors(path, fix):
         raw = durable.read_file(path, max_bytes)
     try:
         return records.parse_model(kind, raw)

@@ -78,7 +78,7 @@ class RunHistory:
     @property
     def _interrupted_record(self) -> LogRecord | None:
         """Returns the validation of the step at which the run was interrupted, which the records do not have."""
-        aside = self.run.interrupted_validation
+        aside = self.run.validation_at_interruption
         return None if aside is None else {**aside.model_dump(exclude={"is_best", "loss"}), "valid_loss": aside.loss}
 
     @property
@@ -153,11 +153,8 @@ class RunHistory:
 
     def summary(self) -> dict[str, object]:
         """Returns what `lmtool runs compare` shows besides the recipe, test scores first. Losses are in nats."""
-        best, chosen, last = (
-            self.lowest_loss_validation,
-            self.best_checkpoint_or_lowest_loss_record or {},
-            self.last_record,
-        )
+        best, last = self.lowest_loss_validation, self.last_record
+        chosen = self.best_checkpoint_or_lowest_loss_record or {}
         seconds, batch_size = finite_number(last.get("seconds")), finite_number(self.recipe.get("training.batch_size"))
         is_table = self.loss_unit == "row" or self.n_valid_rows is not None
         n_tokens = finite_number(last.get("tokens")) or 0

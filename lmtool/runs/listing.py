@@ -110,7 +110,7 @@ def summarize_run(path: Path) -> RunSummary:
                 losses.append(float(loss))
                 if best_step in (None, record["step"]):
                     results = {**record, "loss": loss}
-        if (last := run.interrupted_validation) is not None:
+        if (last := run.validation_at_interruption) is not None:
             losses += [] if last.loss is None else [last.loss]
             results = last.model_dump() if last.step == best_step else results
         measured = sorted(run.results_by_task.values(), key=lambda task: task.get("part") != "test")

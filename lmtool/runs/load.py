@@ -89,7 +89,7 @@ class LoadedModel:
             yield replace(self, compute=compute)
 
     @contextmanager
-    def compute_gathering_by_layer(self) -> Iterator[ExecutionContext]:
+    def gather_weights_by_layer(self) -> Iterator[ExecutionContext]:
         """Yields the compute context of the model; processes that share its weights compute in step."""
         if self.sharding is None:
             yield self.compute
@@ -190,7 +190,7 @@ def build_for_training(
     lm = build_model(recipe, tokenizer, compute, feature_model, shards)
     set_data_statistics_(lm)
     notice = None if base is None else _load_base_weights_and_explain_head(lm, base, recipe.objective)
-    _set_trainable_and_add_adapters_(lm, recipe, store_quantized=True)
+    _freeze_untrained_and_add_adapters_(lm, recipe, store_quantized=True)
     if vectors is not None:
         vectors.set_embeddings_and_rescale_others_(lm)
     return lm, notice
@@ -201,7 +201,7 @@ def load_run(reference: str | Reference, compute: ExecutionContext | None = None
 
     reference: of a run, or the name of one, as for `Reference.from_name`; published models are resolved before.
     compute: the best device, in float32, by default. Its processes share a model that does not fit the memory of one,
-        and then compute in step; see `LoadedModel.compute_gathering_by_layer`.
+        and then compute in step; see `LoadedModel.gather_weights_by_layer`.
     Raises CheckpointError if there is none, or if its parts are inconsistent.
     """
     source = Reference.from_name(reference) if isinstance(reference, str) else reference
@@ -275,7 +275,7 @@ def load_trained_model(reference: Reference, compute: ExecutionContext) -> Langu
     lm = build_model(recipe, reference.tokenizer, compute, load_feature_model(reference.run, recipe, compute))
     if recipe.tuning.lora is not None:
         _load_base_weights_and_explain_head(lm, find_unchanged_base(reference.run), recipe.objective)
-    _set_trainable_and_add_adapters_(lm, recipe, store_quantized=False)
+    _freeze_untrained_and_add_adapters_(lm, recipe, store_quantized=False)
     load_weights(lm, reference.checkpoint)
     return lm
 
@@ -351,7 +351,7 @@ def _check_finite(name: str, tensor: Tensor, checkpoint: Checkpoint) -> None:
         raise NumericalError(what, where=str(checkpoint.path), fix=fix)
 
 
-def _set_trainable_and_add_adapters_(lm: LanguageModel, recipe: Recipe, *, store_quantized: bool) -> None:
+def _freeze_untrained_and_add_adapters_(lm: LanguageModel, recipe: Recipe, *, store_quantized: bool) -> None:
     """Freezes the weights that the recipe does not train, and adds adapters if the recipe has any, in place."""
     body = lm.body if isinstance(lm, LanguageModelWithTaskHead) else lm
     if isinstance(recipe.model, InitialEmbeddingsModelSpec) and recipe.model.freeze_embeddings:

@@ -45,14 +45,14 @@ class _Client:
     is_gone: whether nobody reads the updates any more.
     """
 
-    waiting: "deque[_ScheduledRequest]"
+    waiting: "deque[_ScheduledText]"
     updates: "asyncio.Queue[Token | Exception]"
     arrived: float
     is_gone: bool = False
 
 
 @dataclass(eq=False)
-class _ScheduledRequest:
+class _ScheduledText:
     """A text of a client.
 
     index: index of its request among those of the client.
@@ -115,7 +115,7 @@ class Scheduler:
             only_exact_drafts=True,
             isolate_failures=True,
         )
-        self._texts: dict[int, _ScheduledRequest] = {}  # in the engine, by the id of the request
+        self._texts: dict[int, _ScheduledText] = {}  # in the engine, by the id of the request
         self._ends = self.is_closing = False  # whether the thread ends; whether new clients are rejected
         self._thread = threading.Thread(target=self._run_loop, name="model", daemon=True)
         self._loop: asyncio.AbstractEventLoop  # set by `open`
@@ -210,7 +210,7 @@ class Scheduler:
             n_tokens = len(prompt.tokens) + request.params.max_new_tokens
             room = self._engine.runner.max_window_tokens(prompt)
             n_slots = len(prompt.source or ()) + (n_tokens if room is None else min(n_tokens, room))
-            client.waiting.append(_ScheduledRequest(client, i, state, n_slots))
+            client.waiting.append(_ScheduledText(client, i, state, n_slots))
         return client
 
     def _run_loop(self) -> None:

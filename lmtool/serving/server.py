@@ -122,9 +122,8 @@ class _TimeoutAndEvictionConnection(H11Protocol):
     def _close_if_idle(self, previous_write_buffer_bytes: int) -> None:
         """Closes the connection if it waits for the client, who has read nothing since the last check.
 
-        previous_write_buffer_bytes: number of bytes that were buffered then.
-
         Parts of a head do not count: only a whole head begins a request.
+        previous_write_buffer_bytes: number of bytes that were buffered at the last check.
         """
         waits = self.flow.write_paused or self.transport.is_closing() or self._waits_for_head
         if waits and self.transport.get_write_buffer_size() >= previous_write_buffer_bytes:
@@ -174,9 +173,9 @@ def build_server(generator: TextGenerator, config: ServerConfig) -> tuple[Access
         keeps_prefixes=config.keeps_prefixes,
     )
     service = ModelService(generator, scheduler, config.max_tokens, config.index)
-    application = ModelEndpoints(service, metrics, logs_prompts=config.logs_prompts)
+    endpoints = ModelEndpoints(service, metrics, logs_prompts=config.logs_prompts)
     access = config.access or AccessPolicy(config.host, None)
-    return AccessAndLoggingMiddleware(application.app, access, metrics), scheduler
+    return AccessAndLoggingMiddleware(endpoints.app, access, metrics), scheduler
 
 
 def serve_until_signal(

@@ -191,7 +191,7 @@ class ModelService:
         echoed: tuple[str, ...] | None = None,
         **fields: Any,
     ) -> ResponseBuilder:
-        """Builds the response and its requests. form: by default that of the body. fields: other request fields."""
+        """Builds the requests, and the builder of their response. form: by default the body's. fields: of requests."""
         form, n = form or body.guided_form(), body.n or 1
         if len(prompts) * n > MAX_TEXTS:
             raise BadRequest(400, f"n: at most {MAX_TEXTS} texts of a request", param="n")

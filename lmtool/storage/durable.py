@@ -162,8 +162,8 @@ def replace_file(path: Path, content: BytesOrChunks) -> None:
 def atomic_output(path: Path) -> Iterator[Path]:
     """Yields a temporary path for a file or folder, and renames it to `path` after the block. Raises OSError.
 
-    Syncs a file before; the block syncs the files of a folder. Replaces a file or an empty folder. After an error
-    nothing is left. Several processes may write the same path.
+    Syncs a file before the renaming; the block syncs the files of a folder. Replaces a file or an empty folder.
+    After an error nothing is left. Several processes may write the same path.
     """
     path = Path(os.path.realpath(path))
     with scratch_folder(path.parent) as folder:
@@ -305,7 +305,7 @@ def convert_lock_errors(path: Path) -> AbstractContextManager[None]:
     return convert_os_errors(what, path, f"choose a folder on a file system with locks: {_FOLDER_OPTIONS}")
 
 
-def convert_checkpoint_os_errors(path: Path, fix: str) -> AbstractContextManager[None]:
+def convert_checkpoint_read_errors(path: Path, fix: str) -> AbstractContextManager[None]:
     """Converts an OSError in reading a file of a run or a model to a CheckpointError."""
     return convert_os_errors(
         f"{path.name} cannot be read", path, fix, CheckpointError, missing_message=f"{path.name} is missing"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, find_field_fault
 from lmtool.data.files import quote
 from lmtool.errors import UsageError
-from lmtool.tasks.labels import MAX_LABEL_CHARACTERS, SEPARATOR, convert_label_cell_to_text
+from lmtool.tasks.labels import MAX_LABEL_CHARACTERS, SEPARATOR, to_label_cell
 from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, MessagesRefusedError, add_tool_fields_
 from lmtool.tokenization.tokenizer import find_word_spans, replace_surrogates
 from lmtool.tokenization.tools import ToolsUnsupportedError, validate_tools
@@ -63,7 +63,7 @@ def parse_nonblank_text(cell: Any) -> str:
 
 def parse_label_or_empty(cell: Any) -> str | tuple[str, ...]:
     """Returns a label as stripped text, or as several texts; "" for an empty cell. Refuses one as long as a text."""
-    label = convert_label_cell_to_text(cell)
+    label = to_label_cell(cell)
     if label is None:
         what = f"the label is {type(cell).__name__}, not text or a number"
         raise CellError("wrong type", what, "write labels as text, numbers or lists of text")

@@ -1,6 +1,6 @@
 """Classification: one class per row, of one text or of several.
 
-Shapes: R rows, C classes.
+Shapes: R rows, C classes, K = 1: the index of the class.
 """
 
 from collections import Counter

@@ -20,7 +20,7 @@ from lmtool.tasks.heads import HeadTask, ScoredRows
 from lmtool.tasks.reading import LabelledTable
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow, LengthBucketedExamples
-from lmtool.tasks.split import draw_stratified_row_number_folds
+from lmtool.tasks.split import draw_stratified_folds
 from lmtool.tasks.task import ModelWithObjective, Task
 from lmtool.tokenization.prompt_format import PromptFormat
 
@@ -123,7 +123,7 @@ class TableData:
         Returns none if the rows of a task cannot be divided because all have the same text.
         """
         folds_of_tasks = [
-            draw_stratified_row_number_folds(cast(LabelledTable, task.texts), n_folds, self.seed) for task in self.tasks
+            draw_stratified_folds(cast(LabelledTable, task.texts), n_folds, self.seed) for task in self.tasks
         ]
         if min(map(len, folds_of_tasks)) < 2:
             return []

@@ -66,7 +66,7 @@ class EmbeddingTask(Task):
             rows.append(EncodedRow(item.row, np.concatenate(texts), any(cuts), segments, number))
         return rows
 
-    def compute_text_vectors_RKD(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> NDArray[np.float32]:
+    def compute_text_vectors(self, model: ModelWithObjective, rows: Sequence[EncodedRow]) -> NDArray[np.float32]:
         """Computes the vectors of the texts of each row (R, K, D)."""
         objective = cast(EmbeddingObjective, model.objective)
 
@@ -81,11 +81,8 @@ class EmbeddingTask(Task):
         self, model: ModelWithObjective, rows: Sequence[EncodedRow]
     ) -> tuple[float, MetricValues]:
         """Computes the mean loss of batches of LOSS_BATCH_ROWS, and the figures."""
-        vectors_RKD, labels = (
-            torch.from_numpy(self.compute_text_vectors_RKD(model, rows)),
-            [row.label for row in rows],
-        )
-        known = [label for label in labels if label is not None]
+        vectors_RKD = torch.from_numpy(self.compute_text_vectors(model, rows))
+        known = [row.label for row in rows if row.label is not None]
         labels_R = torch.from_numpy(np.concatenate(known)) if known else None
         objective = EmbeddingObjective(self.spec, cast(EmbeddingObjective, model.objective).vocabulary)
         total = 0.0

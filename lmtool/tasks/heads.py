@@ -1,6 +1,6 @@
 """The base class of classification, multi-label classification and regression: a head on a model scores each row.
 
-Shapes: R rows, C classes, labels or 1 number, W words.
+Shapes: R rows, C classes, labels or 1 number, K 1 class index or number, or C labels, W words.
 """
 
 from abc import abstractmethod
@@ -242,5 +242,5 @@ class HeadTask(Task):
 
 
 def stack_labels(rows: Sequence[EncodedRow]) -> Floats:
-    """Returns the labels of rows as targets of the head (R, C)."""
+    """Returns the labels of rows as targets of the head (R, K)."""
     return np.stack([cast(Floats, row.label) for row in rows])

@@ -63,7 +63,7 @@ class LabelMap:
         return cls(kind, tuple(ordered) if kind != "number" else ())
 
     def with_ordered_superset(self, names: Sequence[str]) -> "LabelMap":
-        """Returns the map of the same names in another order; none for the order of `from_names`.
+        """Returns the map of `names` in their order, all of its own among them; none for the order of `from_names`.
 
         names: may have more. Raises UsageError for a name that is missing, and for numbers.
         """
@@ -182,7 +182,7 @@ def infer_label_kind(cells: Sequence[LabelCell]) -> LabelKind:
     return "number" if has_fractions or is_amount or len(numbers) > MAX_INTEGER_CLASSES else "class"
 
 
-def convert_label_cell_to_text(value: Any) -> LabelCell | None:
+def to_label_cell(value: Any) -> LabelCell | None:
     """Returns a value of a label column as stripped text, or as several texts.
 
     Returns "" for an empty value, and None for a value that cannot be a label. True and False are spelled as in JSON, a
@@ -200,7 +200,7 @@ def convert_label_cell_to_text(value: Any) -> LabelCell | None:
         case float():
             return "" if math.isnan(value) else str(int(value)) if value.is_integer() else repr(value)
         case list():
-            cells = [convert_label_cell_to_text(item) for item in value]
+            cells = [to_label_cell(item) for item in value]
             return tuple(str(c) for c in cells if c) if all(isinstance(c, str) for c in cells) else None
     return None
 

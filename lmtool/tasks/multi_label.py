@@ -1,6 +1,6 @@
 """Multi-label classification: any number of labels per row.
 
-Shapes: R rows, C labels, P pairs of a row and a label, U different probabilities.
+Shapes: R rows, C labels, K = C, P pairs of a row and a label, U different probabilities.
 """
 
 from collections.abc import Mapping

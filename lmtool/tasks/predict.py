@@ -69,7 +69,7 @@ def evaluate_tables(
                 print_line(rows.columns.describe())
             set_decision_rule(task_of_table, cost_table_path)
             encoded = task_of_table.encode(rows.items)
-            results = task_of_table.compute_results(make_task_model(loaded), encoded, "table", loaded.step)
+            results = task_of_table.compute_results(make_model_with_objective(loaded), encoded, "table", loaded.step)
             yield replace(results, items=rows.items)
 
 
@@ -118,7 +118,7 @@ def predict_labelled_rows(
     _check_can_predict_rows(loaded)
     rows, task_of_table = read_labelled_rows_and_task(loaded, source, task_name, read_options)
     with loaded.join_process_group_once() as loaded:
-        cells = task_of_table.predict_cells(make_task_model(loaded), task_of_table.encode(rows.items))
+        cells = task_of_table.predict_cells(make_model_with_objective(loaded), task_of_table.encode(rows.items))
         return rows, [prediction for prediction, *_ in cells]
 
 
@@ -176,7 +176,7 @@ def predict_table_lazily(
         with loaded.join_process_group_once() as joined:
             while chunk := list(islice(rows, CHUNK_ROWS)):
                 encoded = trained_task.encode([item for _, item in chunk])
-                cells = trained_task.predict_cells(make_task_model(joined), encoded)
+                cells = trained_task.predict_cells(make_model_with_objective(joined), encoded)
                 yield from zip((row for row, _ in chunk), cells, strict=True)
 
     description = columns.describe() if columns.are_inferred else ""
@@ -216,13 +216,13 @@ class LabelPredictor:
         """Computes the probability of each class or label, or the number, for encoded rows (R, C)."""
         task = cast(HeadTask, self.task)
         with self.loaded.join_process_group_once() as loaded:
-            scores_RC, _ = task.compute_scores(make_task_model(loaded), rows)
+            scores_RC, _ = task.compute_scores(make_model_with_objective(loaded), rows)
         return task.compute_probabilities(scores_RC)
 
     def predict(self, rows: Sequence[EncodedRow]) -> list[Prediction]:
         """Predicts encoded rows."""
         with self.loaded.join_process_group_once() as loaded:
-            return self.task.predict(make_task_model(loaded), rows)
+            return self.task.predict(make_model_with_objective(loaded), rows)
 
 
 def build_task_with_saved_calibration(
@@ -234,7 +234,7 @@ def build_task_with_saved_calibration(
     return build_task(recipe, loaded.prompt_format, task_name, columns, labels)
 
 
-def make_task_model(loaded: LoadedModel) -> ModelWithObjective:
+def make_model_with_objective(loaded: LoadedModel) -> ModelWithObjective:
     """Returns a loaded model as a model for rows."""
     return ModelWithObjective(loaded.model, loaded.objective, loaded.compute)
 

@@ -22,7 +22,7 @@ from lmtool.runs.files import SavedSplit, TrainTestRowNumbers
 from lmtool.tasks.build import build_task, get_default_metric, get_task_class, resolve_objective
 from lmtool.tasks.data import TableData, TaskRowSplits
 from lmtool.tasks.findings import find_table_problems
-from lmtool.tasks.labels import LabelMap, convert_label_cell_to_text
+from lmtool.tasks.labels import LabelMap, to_label_cell
 from lmtool.tasks.reading import (
     LabelledTable,
     find_label_index,
@@ -49,7 +49,7 @@ MAX_COUNTED_ROWS = 5_000
 
 
 @dataclass(frozen=True)
-class UnreadTaskTables:
+class OpenedTaskTables:
     """The tables of one task. The training table is open, the others are paths.
 
     name: prefix of each source; empty for a single-task model. weight: how often an epoch has each row.
@@ -69,10 +69,10 @@ class UnreadTaskTables:
         if label is None:
             return self.table.n_rows
         records = self.table.file.read_rows_and_faults()
-        return sum(1 for _, values, fault in records if fault or convert_label_cell_to_text(values[label]) != "")
+        return sum(1 for _, values, fault in records if fault or to_label_cell(values[label]) != "")
 
 
-def open_training_tables(data: Data, kind: RowKind | None = "texts") -> list[UnreadTaskTables]:
+def open_training_tables(data: Data, kind: RowKind | None = "texts") -> list[OpenedTaskTables]:
     """Opens the training table of each task of a recipe, and chooses its columns.
 
     kind: of the rows of a single table; None infers it. Raises UsageError if the recipe names tables wrongly, and the
@@ -85,13 +85,13 @@ def open_training_tables(data: Data, kind: RowKind | None = "texts") -> list[Unr
         if len(data.train) != 1 or len(data.valid) > 1:
             raise UsageError("a model is trained on one table", where="data.train", fix="name one, or several tasks")
         valid = data.valid[0] if data.valid else None
-        return [UnreadTaskTables("", *_open_table(data.train[0], data, kind), valid, data.test)]
+        return [OpenedTaskTables("", *_open_table(data.train[0], data, kind), valid, data.test)]
     tests = dict(_split_name_and_file(text, "data.task_tests", "nli:test.csv") for text in data.task_tests)
     tables = parse_tables_and_weights(data)
     if unknown := next((name for name in tests if name not in tables), None):
         raise UsageError(f"no task is named {unknown}", where="data.task_tests", fix=f"name {' or '.join(tables)}")
     return [
-        UnreadTaskTables(name, *_open_table(file, data), None, tests.get(name), weight)
+        OpenedTaskTables(name, *_open_table(file, data), None, tests.get(name), weight)
         for name, (file, weight) in tables.items()
     ]
 
@@ -109,13 +109,13 @@ def parse_tables_and_weights(data: Data) -> dict[str, tuple[str, float]]:
     return tables
 
 
-def sample_texts(tables: UnreadTaskTables, skip_bad_rows: bool) -> list[str]:
+def sample_texts(tables: OpenedTaskTables, skip_bad_rows: bool) -> list[str]:
     """Returns the joined texts of each of the first training rows. Raises a RowError as `read_labelled_table` does."""
     rows = stream_unlabelled_rows(tables.table, tables.columns, SkippedRowCounts() if skip_bad_rows else None)
     return ["\n".join(item.texts) for _, item in islice(rows, MAX_SAMPLE_ROWS)]
 
 
-def mean_rows_per_class_or_zero(tables: UnreadTaskTables, data: Data) -> float:
+def mean_rows_per_class_or_zero(tables: OpenedTaskTables, data: Data) -> float:
     """Returns the mean number of training rows of a class.
 
     Returns 0 if rows have not one class each, if there are MAX_COUNTED_ROWS or more, and if rows are bad, which raise
@@ -148,7 +148,7 @@ def _split_name_and_file(name_colon_file: str, recipe_key: str, example: str) ->
 class LabelledTablesByPart:
     """The texts of one task's tables by part. notices: of all parts. split: to save; None if none was drawn."""
 
-    tables: UnreadTaskTables
+    tables: OpenedTaskTables
     parts: dict[str, LabelledTable]
     notices: list[Notice]
     split: TrainTestRowNumbers | None
@@ -206,7 +206,7 @@ class LabelledTablesByPart:
 
 def read_and_encode_tables(
     recipe: Recipe,
-    tasks: Sequence[UnreadTaskTables],
+    tasks: Sequence[OpenedTaskTables],
     tokenizer: Tokenizer | None,
     saved_split: SavedSplit | None = None,
     label_order: Sequence[str] = (),
@@ -254,7 +254,7 @@ def read_and_encode_tables(
         tokenizer = Tokenizer.train(recipe.tokenizer, corpus)
     prompt_format = PromptFormat.from_recipe(recipe, tokenizer)
     rows = [texts.encode(recipe, prompt_format) for texts in texts_of_tasks]
-    recipe = _with_resolved_epochs_and_vocab_size(
+    recipe = _with_steps_intervals_and_vocab_size(
         recipe, sum(round(task.weight * len(task.train)) for task in rows), tokenizer
     )
     metric, spec, known = recipe.evaluation.metric, recipe.objective, ("loss", *rows[0].task.metrics)
@@ -273,7 +273,7 @@ def read_and_encode_tables(
     )
 
 
-def _refuse_unsuitable_tables(recipe: Recipe, tasks: Sequence[UnreadTaskTables]) -> None:
+def _refuse_unsuitable_tables(recipe: Recipe, tasks: Sequence[OpenedTaskTables]) -> None:
     """Raises UsageError or DataError for tables that the model of a recipe cannot learn from."""
     spec = recipe.objective
     for task in tasks:
@@ -296,7 +296,7 @@ def _refuse_unsuitable_tables(recipe: Recipe, tasks: Sequence[UnreadTaskTables])
 
 
 def check_tables(
-    recipe: Recipe, tasks: Sequence[UnreadTaskTables], tokenizer: Tokenizer | None, bytes_per_token: float | None
+    recipe: Recipe, tasks: Sequence[OpenedTaskTables], tokenizer: Tokenizer | None, bytes_per_token: float | None
 ) -> tuple[list[str], list[Notice]]:
     """Returns lines that describe tables, and all notices about them; see `find_table_problems`.
 
@@ -315,7 +315,7 @@ def check_tables(
 
 
 def read_and_split_task_tables(
-    task: UnreadTaskTables,
+    task: OpenedTaskTables,
     recipe: Recipe,
     labels: LabelMap | None,
     saved_split: TrainTestRowNumbers | None,
@@ -379,7 +379,7 @@ def _to_data_column_keys(columns: Columns) -> dict[str, Any]:
     return {"text_columns": columns.texts, "label_column": columns.label}
 
 
-def _with_resolved_epochs_and_vocab_size(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
+def _with_steps_intervals_and_vocab_size(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
     """Returns the recipe with its steps for `n_rows` rows in an epoch, and with the size of the vocabulary."""
     training, steps, every = recipe.training, recipe.training.steps, recipe.evaluation.every
     if training.epochs is not None:

@@ -25,7 +25,7 @@ from lmtool.generation.params import AnyParams
 from lmtool.printable import align_columns, format_count
 from lmtool.recipe.spec.text import Data
 from lmtool.runs.load import LoadedModel
-from lmtool.tasks.labels import LabelMap, convert_label_cell_to_text
+from lmtool.tasks.labels import LabelMap, to_label_cell
 from lmtool.tasks.metrics import MetricValues, class_metrics
 from lmtool.tasks.predict import AS_IN_TRAINING, CHUNK_ROWS, LazyTablePredictions, open_table_in_training_format
 from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_unlabelled_rows
@@ -122,7 +122,7 @@ class PromptTemplate:
 
 
 @dataclass(frozen=True)
-class PromptingMetrics:
+class PromptingResults:
     """Results of prompting on one table.
 
     Args:
@@ -197,7 +197,7 @@ def evaluate_prompt_by_likelihood(
     read_options: Data = AS_IN_TRAINING,
     skipped: SkippedRowCounts | None = None,
     report: Progress = no_progress,
-) -> PromptingMetrics:
+) -> PromptingResults:
     """Chooses for each row of a table the answer that a language model finds most probable after its prompt.
 
     Processes share the rows. read_options, skipped: as for `evaluate_tables`. Raises UsageError for prompts and answers
@@ -208,7 +208,7 @@ def evaluate_prompt_by_likelihood(
     assert columns.label is not None
     label = table.names.index(columns.label)
     rows = table.rows(SkippedRowCounts() if read_options.skip_bad_rows else None)
-    cells = {convert_label_cell_to_text(row.values[label]) for row in rows}
+    cells = {to_label_cell(row.values[label]) for row in rows}
     merges = read_options.merge_labels
     labels = LabelMap.from_names("class", (merges.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))
     texts = read_labelled_table(table, columns, labels=labels, skip_bad_rows=read_options.skip_bad_rows, merges=merges)
@@ -238,7 +238,7 @@ def evaluate_prompt_by_likelihood(
         if prompt.calibrate:
             calibrated[key] = class_metrics(true_R, calibrate_scores(score_RA, free_FA).argmax(1), names)
     majority = float(np.bincount(true_R).max() / len(true_R))
-    return PromptingMetrics(source, len(texts), answers, plain, calibrated, majority, texts.items)
+    return PromptingResults(source, len(texts), answers, plain, calibrated, majority, texts.items)
 
 
 def generate_answers_lazily(

@@ -35,12 +35,12 @@ from lmtool.tasks.labels import (
     LabelCell,
     LabelKind,
     LabelMap,
-    convert_label_cell_to_text,
     get_label_names,
     infer_label_kind,
     infer_number_format,
     merge_and_count_labels,
     split_label_names,
+    to_label_cell,
 )
 from lmtool.tasks.notices import find_misspelt_labels, format_merge_option, make_label_notices
 from lmtool.tasks.schema import GOLD_LABEL_NAME, Columns
@@ -269,7 +269,7 @@ def _drop_blank_and_unlabelled_rows(
             n_left_out["blank rows"] += 1
         elif gold is not None and row.values[gold] == NO_AGREEMENT:
             n_left_out["rows without agreement"] += 1
-        elif label is not None and convert_label_cell_to_text(row.values[label]) == "":
+        elif label is not None and to_label_cell(row.values[label]) == "":
             n_left_out["rows without a label"] += 1
         else:
             yield row

@@ -1,6 +1,6 @@
 """Regression: a number per row, of one text or of several.
 
-Shapes: R rows, C = 1.
+Shapes: R rows, C = K = 1.
 """
 
 from collections.abc import Mapping

@@ -36,7 +36,7 @@ from lmtool.data.rowfile import DelimitedFile, count_words, find_matching_column
 from lmtool.data.table import SkippedRowCounts, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.labels import MAX_INTEGER_CLASSES, LabelCell, convert_label_cell_to_text, infer_label_kind
+from lmtool.tasks.labels import MAX_INTEGER_CLASSES, LabelCell, infer_label_kind, to_label_cell
 
 RowKind = Literal["texts", "words", "questions", "related"]
 """What a row holds. texts: one or several, with a label or a target. words: with a tag for each. questions: a question
@@ -214,7 +214,7 @@ class TableSample:
     def count_possible_classes_or_zero(self, name: str) -> int:
         """Counts the different cells if these may be classes: at most MAX_INTEGER_CLASSES that recur, none empty;
         returns 0 otherwise."""
-        values = [convert_label_cell_to_text(cell) for cell in self.cells[name]]
+        values = [to_label_cell(cell) for cell in self.cells[name]]
         n = len(set(values)) if all(values) else 0
         return n if 2 <= n <= MAX_INTEGER_CLASSES and n < len(values) else 0
 
@@ -301,9 +301,7 @@ class TableSample:
             or len(cells) < MIN_ROWS_PER_CLASS * n
         ):
             return False
-        pairs = zip(
-            map(convert_label_cell_to_text, cells), map(convert_label_cell_to_text, self.cells[other]), strict=True
-        )
+        pairs = zip(map(to_label_cell, cells), map(to_label_cell, self.cells[other]), strict=True)
         return len(set(pairs)) == n
 
 
@@ -728,8 +726,8 @@ def _find_label_column_by_name(sample: TableSample, texts: Sequence[str]) -> str
         found = list(dict.fromkeys((*found, *_count_classes_by_column(sample, texts), *amounts)))
         found = sample.drop_columns_with_renamed_classes(found)
     elif len(found) == 1:
-        values = set(map(convert_label_cell_to_text, sample.cells[found[0]]))
-        similar = [name for name in candidates if set(map(convert_label_cell_to_text, sample.cells[name])) == values]
+        values = set(map(to_label_cell, sample.cells[found[0]]))
+        similar = [name for name in candidates if set(map(to_label_cell, sample.cells[name])) == values]
         found = similar if len(similar) > MAX_SIMILAR_LABELS and len(values) > 1 else found
     if len(found) > 1:
         raise _ambiguous_label_error(sample, found)
@@ -810,7 +808,7 @@ def has_inferable_columns(table: Table) -> bool:
 
 def _label_cells(sample: TableSample, label: str) -> list[LabelCell]:
     column = find_matching_column(label, sample.names) or label
-    return [cell for cell in map(convert_label_cell_to_text, sample.cells[column]) if cell]
+    return [cell for cell in map(to_label_cell, sample.cells[column]) if cell]
 
 
 def _uninferable_columns_error(sample: TableSample, unknown: Mapping[str, str]) -> DataError:

@@ -8,7 +8,7 @@ from lmtool.data.files import display_path
 from lmtool.data.split import hash_document_numbers
 from lmtool.errors import CheckpointError, DataError
 from lmtool.runs.files import TrainTestRowNumbers
-from lmtool.tasks.reading import LabelledTable, count_label_names
+from lmtool.tasks.reading import LabelledTable, RowNumber, count_label_names
 
 
 def hold_out_stratified(rows: LabelledTable, fraction: float, seed: int) -> TrainTestRowNumbers:
@@ -41,7 +41,7 @@ def hold_out_stratified(rows: LabelledTable, fraction: float, seed: int) -> Trai
     return TrainTestRowNumbers(table=rows.table.source, train=train, test=test)
 
 
-def draw_stratified_row_number_folds(rows: LabelledTable, n_folds: int, seed: int) -> list[frozenset[int]]:
+def draw_stratified_folds(rows: LabelledTable, n_folds: int, seed: int) -> list[frozenset[RowNumber]]:
     """Divides rows into folds of about the same size for cross-validation; returns the row numbers of each fold.
 
     Each fold has about as many rows of each stratum, and rows with equal texts are in the same one, as in

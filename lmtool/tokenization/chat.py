@@ -281,10 +281,8 @@ class ChatFormat:
         text, spans = self._render_escaped(messages), []
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
-                before, after = (
-                    self._render_escaped(messages[:i], add_generation_prompt=True),
-                    self._render_escaped(messages[: i + 1]),
-                )
+                before = self._render_escaped(messages[:i], add_generation_prompt=True)
+                after = self._render_escaped(messages[: i + 1])
                 if not (text.startswith(after) and after.startswith(before)):
                     raise CheckpointError(
                         "the chat template writes a turn in another way when others follow it, or than it asks for it",

@@ -85,13 +85,9 @@ def spell_with_and_without_space(word_or_wordpiece: str) -> tuple[bytes, ...]:
     if word_or_wordpiece.startswith(CONTINUATION_PREFIX) and len(word_or_wordpiece) > len(CONTINUATION_PREFIX):
         return (word_or_wordpiece[len(CONTINUATION_PREFIX) :].encode(),)
     with_space, without = f" {word_or_wordpiece}".encode(), word_or_wordpiece.encode()
-    return (
-        ()
-        if not word_or_wordpiece
-        else (with_space, without)
-        if word_or_wordpiece[0].isalnum()
-        else (without, with_space)
-    )
+    if not word_or_wordpiece:
+        return ()
+    return (with_space, without) if word_or_wordpiece[0].isalnum() else (without, with_space)
 
 
 class WordDecoder:

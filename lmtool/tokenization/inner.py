@@ -219,7 +219,7 @@ def list_token_names(inner: Inner) -> list[str]:
     return names
 
 
-def trained_special_token_roles(token_names: list[str]) -> SpecialTokenIdsByRole:
+def trained_special_token_ids_by_role(token_names: list[str]) -> SpecialTokenIdsByRole:
     """Returns the roles of a tokenizer trained by lmtool. Raises ValueError when `token_names` are not those of one."""
     first = len(SPECIAL_TOKENS)
     if tuple(token_names[:first]) != SPECIAL_TOKENS or "" in token_names:
@@ -235,7 +235,7 @@ def trained_special_token_roles(token_names: list[str]) -> SpecialTokenIdsByRole
     )
 
 
-def published_special_token_roles(
+def published_special_token_ids_by_role(
     inner: Inner, tokenizer_json: dict[str, Any], tokenizer_config: Mapping[str, Any]
 ) -> SpecialTokenIdsByRole:
     """Returns the roles of a published model's special tokens; another token has the roles that are missing.

@@ -30,8 +30,8 @@ from lmtool.tokenization.inner import (
     infer_tokenizer_kind,
     list_token_names,
     parse_tokenizer_json,
-    published_special_token_roles,
-    trained_special_token_roles,
+    published_special_token_ids_by_role,
+    trained_special_token_ids_by_role,
 )
 from lmtool.tokenization.training import train_inner_tokenizer
 
@@ -65,9 +65,9 @@ class Tokenizer:
         self._names = list_token_names(inner)
         self.published = None if published is None else dict(published)
         self.roles = (
-            trained_special_token_roles(self._names)
+            trained_special_token_ids_by_role(self._names)
             if published is None
-            else published_special_token_roles(inner, self._config, published)
+            else published_special_token_ids_by_role(inner, self._config, published)
         )
         self.kind = infer_tokenizer_kind(self._config)
         self.vocab_size = len(self._names)

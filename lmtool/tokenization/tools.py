@@ -168,15 +168,13 @@ class CallSyntax:
         """Returns a call of the function `now` in this syntax."""
         return f'{self.begin}{{"name": "now", "{self.arguments_key}": {{}}}}{self.end}'
 
-    def parse_call(self, value: dict[str, Any] | None, names: Collection[str], fallback_id: str) -> ToolCall | None:
-        """Converts an object to a call of one of these functions, else to None. fallback_id: makes a missing id."""
+    def parse_call(self, value: dict[str, Any] | None, names: Collection[str], id_key: str) -> ToolCall | None:
+        """Converts an object to a call of one of these functions, else to None. id_key: makes a missing id."""
         name = (value or {}).get("name")
         if not value or value.keys() - {"name", self.arguments_key, "id", "type"} or not isinstance(name, str):
             return None
         arguments = _parse_arguments(value.get(self.arguments_key, {})) if name in names else None
-        return (
-            None if arguments is None else ToolCall(name, arguments, make_short_id(str(value.get("id") or fallback_id)))
-        )
+        return None if arguments is None else ToolCall(name, arguments, make_short_id(str(value.get("id") or id_key)))
 
     def build_lark_grammar(
         self, tools: Sequence[Mapping[str, Any]], special_ids: Mapping[str, int], *, several: bool

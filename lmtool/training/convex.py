@@ -128,7 +128,7 @@ class RowBasis(NamedTuple):
     to_row_weights_CRR: Floats
 
 
-class InverseTemperatureWithLoss(NamedTuple):
+class ScoreFactorWithLoss(NamedTuple):
     """A factor on scores, and the summed loss of the rows with it."""
 
     factor: float
@@ -316,7 +316,7 @@ class HeadFittingProblem:
         def compute_total(found_N: Floats) -> tuple[float, Floats]:
             moved_FC = found_N.reshape(unit_FC.shape) * unit_FC
             scores_RC = (linear.forward(moved_FC[:-1]) + moved_FC[-1] + origin_RC).astype(np.float64)
-            loss, gradient_RC = self.objective.compute_summed_loss_and_gradient(scores_RC, target_RC)
+            loss, gradient_RC = self.objective.compute_head_loss_sum_and_gradient(scores_RC, target_RC)
             gradient_FC = l2_F1 * moved_FC
             penalty = float((moved_FC * gradient_FC).sum(dtype=np.float64)) / 2
             gradient_FC[:-1] += linear.backward(gradient_RC.astype(dtype))
@@ -405,7 +405,7 @@ class HeadFittingProblem:
             head.bias.copy_(torch.from_numpy(weights[-1]))
         return HeadFitSummary(loss, choice.l2, problem.n_rows, choice.score, LABEL_KIND_METRICS[problem.kind])
 
-    def fit_score_factor(self, scores_RC: Floats) -> InverseTemperatureWithLoss:
+    def fit_score_factor(self, scores_RC: Floats) -> ScoreFactorWithLoss:
         """Returns the factor on scores of these rows that minimizes their loss, and this loss. It is 1 for numbers."""
         from scipy.optimize import minimize_scalar
 
@@ -414,9 +414,9 @@ class HeadFittingProblem:
             return self.objective.head_loss(self.model, scaled_RC, self.labels).total.item()
 
         if self.kind == "number":
-            return InverseTemperatureWithLoss(1.0, loss(0.0))
+            return ScoreFactorWithLoss(1.0, loss(0.0))
         best = minimize_scalar(loss, bounds=(-MAX_LOG_FACTOR, MAX_LOG_FACTOR), method="bounded")
-        return InverseTemperatureWithLoss(float(np.exp(best.x)), float(best.fun))
+        return ScoreFactorWithLoss(float(np.exp(best.x)), float(best.fun))
 
     def _split_folds(
         self, rows: NDArray[np.int64], seed: int, n_repeats: int

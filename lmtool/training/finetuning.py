@@ -23,7 +23,7 @@ from lmtool.tasks.baseline import MIN_KNOWN_WORD_SHARE, compute_split_half_word_
 from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.language import choose_encoder
 from lmtool.tasks.prepare import (
-    UnreadTaskTables,
+    OpenedTaskTables,
     mean_rows_per_class_or_zero,
     open_training_tables,
     read_and_encode_tables,
@@ -202,7 +202,9 @@ FEATURE_SETTINGS = (
 
 
 def _plan_default_recipe_for_table(settings: Sequence[Setting], report: Progress) -> TrainingPlan:
-    """Plans a linear model of a labelled table, since neither a run nor a recipe is named."""
+    """Plans the default recipe of a table, as neither a run nor a recipe is named: a linear model of labelled texts,
+    else that of FROM_SCRATCH.
+    """
     last = _describe_last_run_if_pretrained()
     fix = "name one: --from RUN or --from hf:ORG/NAME"
     if last:
@@ -270,7 +272,7 @@ FROM_SCRATCH: Mapping[RowKind, DefaultTableRecipe] = {
 }
 
 
-def _open_tables_for_linear_model(settings: Sequence[Setting]) -> tuple[Data, tuple[UnreadTaskTables, ...]]:
+def _open_tables_for_linear_model(settings: Sequence[Setting]) -> tuple[Data, tuple[OpenedTaskTables, ...]]:
     """Opens the tables that the command line names. Returns them with the `data` of the recipe of linear models."""
     data = resolve(LINEAR_RECIPE, _without_objective_kind(settings)).recipe.data
     return data, tuple(open_training_tables(data, row_kind_from_objective_setting(settings)))
@@ -280,7 +282,7 @@ def _without_objective_kind(settings: Sequence[Setting]) -> list[Setting]:
     return [setting for setting in settings if setting.key != "objective.kind"]
 
 
-def open_finetuning_tables(settings: Sequence[Setting]) -> tuple[Recipe, tuple[UnreadTaskTables, ...]]:
+def open_finetuning_tables(settings: Sequence[Setting]) -> tuple[Recipe, tuple[OpenedTaskTables, ...]]:
     """Opens the table of each task that the command line names; returns them after the recipe of `lmtool finetune`
     without --from.
 
@@ -298,7 +300,7 @@ def open_finetuning_tables(settings: Sequence[Setting]) -> tuple[Recipe, tuple[U
 def _choose_text_feature_set_index(
     settings: Sequence[Setting],
     shape: TableProperties,
-    tables: tuple[UnreadTaskTables, ...],
+    tables: tuple[OpenedTaskTables, ...],
     mean_characters: float,
     report: Progress,
 ) -> tuple[int, str] | None:

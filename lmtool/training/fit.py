@@ -149,9 +149,8 @@ def fit(
     rows = micro_batch or recipe.training.rows_per_process(compute.world.size)
     model, optimizer = trainable.model, recipe.optimizer
     with ExitStack() as stack:
-        take_step: Callable[
-            [int, Callable[[], bool]], CompletedStep
-        ]  # of the number of steps done, and is_stop_requested
+        # of the number of steps done, and is_stop_requested
+        take_step: Callable[[int, Callable[[], bool]], CompletedStep]
         if isinstance(model, CountingModel):
             assert isinstance(examples, Windows)
             take_step = partial(_count_next_part_, model, examples, recipe, compute, rows)
@@ -223,7 +222,7 @@ def _count_next_part_(
     """Counts the next part of the text; all steps together are one pass over it, in order.
 
     Every process counts all of it, since each needs all counts. The loss is the mean of -log p of the targets under the
-    counts before this part. micro_batch_rows: number of rows of `context` tokens read at once.
+    counts before this part. micro_batch_rows: only reported in the step.
 
     Raises UsageError when the text is exhausted.
     """

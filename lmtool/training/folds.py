@@ -31,7 +31,7 @@ from lmtool.training.pretrained import open_pretrained_vectors
 MAX_FOLD_FITTED_ROWS = 2_000
 """Maximum rows for which a head is fitted once for each fold; of more, a quarter is scored."""
 
-MAX_TRAINED_ROWS = 100
+MAX_FOLD_TRAINED_ROWS = 100
 """The same for heads that are trained by steps; a quarter of fewer rows is too small for a score or a temperature."""
 
 N_QUARTERS = 4
@@ -46,7 +46,7 @@ class ScoringStopped(Exception):
 
 def is_cross_validated(recipe: Recipe, data: TableData) -> bool:
     """Whether each row is scored by a model of the other folds, and not only a quarter of the rows."""
-    max_rows = MAX_FOLD_FITTED_ROWS if isinstance(recipe.optimizer, Lbfgs) else MAX_TRAINED_ROWS
+    max_rows = MAX_FOLD_FITTED_ROWS if isinstance(recipe.optimizer, Lbfgs) else MAX_FOLD_TRAINED_ROWS
     return isinstance(recipe.objective, Classification) and len(data.tasks[0].train) <= max_rows
 
 

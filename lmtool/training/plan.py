@@ -21,7 +21,7 @@ from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.runs.load import LoadedModel
 from lmtool.runs.reference import Reference
-from lmtool.tasks.prepare import UnreadTaskTables, read_and_encode_tables
+from lmtool.tasks.prepare import OpenedTaskTables, read_and_encode_tables
 from lmtool.training.data import TrainingData, tokenize_training_text
 from lmtool.training.distillation import check_teacher, resolve_teacher_and_set_tokenizer
 from lmtool.training.job import TrainingJob
@@ -44,7 +44,7 @@ class TrainingPlan:
     resolved: ResolvedRecipe
     base: Reference | None = None
     text: ScannedTrainingText | None = None
-    tables: tuple[UnreadTaskTables, ...] = ()
+    tables: tuple[OpenedTaskTables, ...] = ()
     choice: str = ""
     chosen_settings: tuple[Setting, ...] = ()
 

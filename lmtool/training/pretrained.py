@@ -166,7 +166,7 @@ def load_features_and_update_recipe(recipe: Recipe, base: Reference | None) -> t
         raise UsageError(what, where="model.features.run", fix="name that run, or one without features")
     lm = load_trained_model(source, CPU)
     with torch.no_grad():
-        layers = lm.eval().all_hidden_states(Batch(torch.zeros(1, 2, dtype=torch.int64)))
+        layers = lm.eval().hidden_states_by_layer(Batch(torch.zeros(1, 2, dtype=torch.int64)))
     sizes = {"width": layers[-1].shape[-1], "mixed_layers": len(layers), "longest": lm.max_positions}
     values = {"model.features": features.with_unvalidated_values(sizes), "tokenizer": source.recipe.tokenizer}
     return recipe.with_unvalidated_values(values), LoadedModel(lm, source, source.recipe, CPU)

@@ -13,7 +13,7 @@ from lmtool.compute.device import ExecutionContext
 from lmtool.data.blocks import STREAMS_FOLDER, BackgroundBlockTokenizer
 from lmtool.data.order import derive_seed
 from lmtool.data.prepare import TokenizedData
-from lmtool.data.streaming import BlockStart
+from lmtool.data.streaming import BlockPosition
 from lmtool.errors import CheckpointError
 from lmtool.objective import Example, TextCutSettings
 from lmtool.runs.files import StreamPosition
@@ -44,7 +44,7 @@ def open_block_stores(
         path = Path(compute.world.broadcast_text(str(folder.absolute())))
         opened = []
         for n, (streamed, head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):
-            begin = (0, BlockStart())
+            begin = (0, BlockPosition())
             if resume_positions:
                 begin = (resume_positions[n].block, _block_start(resume_positions[n]))
             blocks = BackgroundBlockTokenizer(
@@ -60,8 +60,8 @@ def open_block_stores(
         yield opened
 
 
-def _block_start(position: StreamPosition) -> BlockStart:
-    return BlockStart(position.turn, position.unit, position.chunk)
+def _block_start(position: StreamPosition) -> BlockPosition:
+    return BlockPosition(position.turn, position.unit, position.chunk)
 
 
 class StreamedWindows(ExampleSource):

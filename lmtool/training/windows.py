@@ -152,7 +152,7 @@ class _SentencePairCutter:
     def _draw_other_document_and_preferred_start(
         self, document: int, length: int, rng: np.random.Generator
     ) -> tuple[int, int]:
-        """Draws another document and an anchor in it: the first one drawn with `length` tokens, or else the longest."""
+        """Draws another document, the first with `length` tokens or else the longest, and a start for its window."""
         begin, end = self._store.document_range(document)
         drawn = []
         for _ in range(MAX_DOCUMENT_DRAWS):
@@ -164,7 +164,7 @@ class _SentencePairCutter:
         return max(drawn, key=lambda candidate: self._count_tokens(candidate[0]))
 
     def _find_usable_document(self, token_position: int, excluded: int | None = None) -> int:
-        """Returns the document at an anchor, or the next one, cyclically, that is usable and not excluded."""
+        """Returns the document at a token position, or the next one, cyclically, that is usable and not excluded."""
         number = int(self._store.find_documents(token_position))
         while number == excluded or self._count_tokens(number) < 2:
             number = (number + 1) % self._store.n_documents

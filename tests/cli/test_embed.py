@@ -21,7 +21,7 @@ def layers_of(run: Path, text: str) -> tuple[list[torch.Tensor], Any]:
     loaded = load_run(str(run))
     ids, places = loaded.tokenizer.encode_with_offsets(text)
     with torch.inference_mode():
-        return [layer[0] for layer in loaded.model.all_hidden_states(Batch(torch.tensor([ids])))], places
+        return [layer[0] for layer in loaded.model.hidden_states_by_layer(Batch(torch.tensor([ids])))], places
 
 
 @pytest.mark.parametrize("layer", [0, -1])

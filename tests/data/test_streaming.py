@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lmtool.data import files, streaming
 from lmtool.data.corpus import Corpus, DocumentDivision, MultiDocumentChunk, open_corpus
 from lmtool.data.split import DocumentSplitPart
-from lmtool.data.streaming import BlockStart, StreamedText, StreamedTextBlock
+from lmtool.data.streaming import BlockPosition, StreamedText, StreamedTextBlock
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 from tests.support.tables import PACKERS
@@ -29,7 +29,7 @@ def documents_of_units(text: StreamedText) -> list[str]:
 
 
 def blocks(
-    text: StreamedText, place: BlockStart, n_turns: int, *split: DocumentSplitPart
+    text: StreamedText, place: BlockPosition, n_turns: int, *split: DocumentSplitPart
 ) -> Iterator[list[MultiDocumentChunk]]:
     """The chunks of each block of these turns, from a place on."""
     while place.turn < n_turns:
@@ -98,7 +98,7 @@ def test_each_turn_has_all_documents_in_an_order_of_its_own(folder: Path, monkey
     text = streamed(folder)
     content = text.record_head_end_and_hash_text()
     assert 0 < text.head_fraction < 1
-    both = [documents(chunks) for chunks in blocks(text, BlockStart(), 2)]
+    both = [documents(chunks) for chunks in blocks(text, BlockPosition(), 2)]
     assert max(sum(map(len, block)) for block in both) < 300 + 5000  # of packed files chunks are long here
     order = [document for block in both for document in block]
     first, second = order[: len(order) // 2], order[len(order) // 2 :]
@@ -115,7 +115,7 @@ def test_a_long_document_is_cut_into_blocks(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / f"{name}.txt").write_text(long)
     text = streamed(tmp_path, documents="whole")
     text.record_head_end_and_hash_text()
-    found = list(blocks(text, BlockStart(), 1))
+    found = list(blocks(text, BlockPosition(), 1))
     assert all(sum(chunk.size for chunk in chunks) < 1_000_000 and chunks[-1].ends for chunks in found)
     assert "".join(part for chunks in found for chunk in chunks for part in chunk.texts) == 2 * long
     assert len(found) > 6

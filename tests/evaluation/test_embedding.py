@@ -35,7 +35,7 @@ BASES: dict[str, tuple[str, ...]] = {
 def states(loaded: LoadedModel, tokens: list[int], layer: int) -> np.ndarray[Any, Any]:
     """The states of a row of tokens, read alone."""
     with torch.inference_mode():
-        return loaded.model.all_hidden_states(Batch(torch.tensor([tokens])))[layer][0].numpy()
+        return loaded.model.hidden_states_by_layer(Batch(torch.tensor([tokens])))[layer][0].numpy()
 
 
 @pytest.mark.parametrize("family", nightly_but(BASES, "encoder", "decoder of one text"))

@@ -138,7 +138,7 @@ def test_keys_of_the_head_that_have_no_use_are_refused(
 
 def test_it_gives_vectors_of_words() -> None:
     built, batch = model(ngrams=2, buckets=7), Batch(tiny.tokens(2, 3))
-    assert torch.equal(built.all_hidden_states(batch)[0], built.embedding.weight[batch.tokens_BT])
+    assert torch.equal(built.hidden_states_by_layer(batch)[0], built.embedding.weight[batch.tokens_BT])
     assert built.token_vectors().shape == (VOCAB, 5)
     with refuses("usage"):
         model(one_hot=True, n_layers=0).token_vectors()

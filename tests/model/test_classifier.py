@@ -93,7 +93,7 @@ def test_a_mix_is_of_all_layers_or_of_those_above_the_embeddings(layers: str, fi
     )
     with torch.no_grad():
         model.mix.scalars_L.copy_(torch.arange(len(model.mix.scalars_L)).double())
-        states = [layer[0].numpy() for layer in body.all_hidden_states(batch)][first:]
+        states = [layer[0].numpy() for layer in body.hidden_states_by_layer(batch)][first:]
         mixed = scalar_mix(states, model.mix.scalars_L.tolist(), 1.0)
         wanted = model.head.weight.numpy() @ mixed[-1] + model.head.bias.numpy()
         np.testing.assert_allclose(model.run_head(batch).scores[0], wanted, rtol=1e-5)
@@ -115,7 +115,7 @@ def test_a_probe_reads_one_layer(family: str, kind: str, layer: int) -> None:
         spec = {**values, "task": "class", "pool": "last"}
         model = Classifier(body, Classification.model_validate(spec), of).double().eval()
         scores = model.run_head(batch).scores
-    states = body.all_hidden_states(batch)[layer][0, -scores.shape[0] :].detach()
+    states = body.hidden_states_by_layer(batch)[layer][0, -scores.shape[0] :].detach()
     wanted = states @ model.head.weight.T + model.head.bias
     torch.testing.assert_close(scores, wanted.float())
     depths = body.parameter_depths()
@@ -163,7 +163,8 @@ def test_a_classifier_still_is_its_language_model() -> None:
     assert torch.equal(model.logits(model(batch).hidden_BTD), body.logits(body(batch).hidden_BTD))
     assert torch.equal(model.token_vectors(), body.token_vectors())
     assert all(
-        torch.equal(*pair) for pair in zip(model.all_hidden_states(batch), body.all_hidden_states(batch), strict=True)
+        torch.equal(*pair)
+        for pair in zip(model.hidden_states_by_layer(batch), body.hidden_states_by_layer(batch), strict=True)
     )
     state = model.initial_state(batch)
     hidden, _ = model.forward_incremental(batch.tokens_BT, state)

@@ -33,7 +33,7 @@ def test_there_is_one_for_the_embeddings_and_one_for_each_layer(family: str, sha
     changes: dict[str, Any] = {**DECODERS[family], "shape": shape, "n_layers": 3}
     model = tiny.model(**changes)
     batch = Batch(tiny.tokens(2, 7), keep_BT=KEEP)
-    layers = model.all_hidden_states(batch)
+    layers = model.hidden_states_by_layer(batch)
     assert [layer.shape for layer in layers] == [(2, 7, 16)] * 4
     torch.testing.assert_close(layers[-1], last_of(model, batch), **EXACT)
     # a model truncated after k layers has the output of layer k, after its own final norm
@@ -43,8 +43,8 @@ def test_there_is_one_for_the_embeddings_and_one_for_each_layer(family: str, sha
             {name: value for name, value in model.state_dict().items() if name in shorter.state_dict()}
         )
         stack = shorter.encoder if shape == "encoder-decoder" else shorter.stack
-        torch.testing.assert_close(stack.norm(layers[k]), shorter.all_hidden_states(batch)[-1], **EXACT)
-        torch.testing.assert_close(shorter.all_hidden_states(batch)[0], layers[0], **EXACT)
+        torch.testing.assert_close(stack.norm(layers[k]), shorter.hidden_states_by_layer(batch)[-1], **EXACT)
+        torch.testing.assert_close(shorter.hidden_states_by_layer(batch)[0], layers[0], **EXACT)
 
 
 @shapes
@@ -53,7 +53,7 @@ def test_the_first_is_the_embedding_of_tokens_and_positions(shape: str) -> None:
     weights = model.state_dict()
     assert torch.equal(model.token_vectors(), weights["inputs.tokens.weight"])
     wanted = model.token_vectors()[tokens_BT] + weights["inputs.position.table.weight"][:7]
-    torch.testing.assert_close(model.all_hidden_states(Batch(tokens_BT))[0], wanted)
+    torch.testing.assert_close(model.hidden_states_by_layer(Batch(tokens_BT))[0], wanted)
 
 
 @pytest.mark.parametrize("both", [False, True])
@@ -61,19 +61,19 @@ def test_recurrent_encoders(both: bool) -> None:
     """tests/model/test_recurrent.py compares those of decoders with loops."""
     model = tiny.model(**{**tiny.SEQ2SEQ, "bidirectional_encoder": both})
     tokens_BT = tiny.tokens(2, 7)
-    layers = model.all_hidden_states(Batch(tokens_BT, keep_BT=KEEP))
+    layers = model.hidden_states_by_layer(Batch(tokens_BT, keep_BT=KEEP))
     assert [layer.shape for layer in layers] == [(2, 7, 8)] * 3
     torch.testing.assert_close(layers[0], model.token_vectors()[tokens_BT], **EXACT)
-    for together, own in zip(layers, model.all_hidden_states(Batch(tokens_BT[1:, :4])), strict=True):
+    for together, own in zip(layers, model.hidden_states_by_layer(Batch(tokens_BT[1:, :4])), strict=True):
         torch.testing.assert_close(together[1, :4], own[0], **EXACT)
 
 
 def test_word_vectors_are_the_only_layer_and_counts_are_none() -> None:
     model, batch = tiny.model(**tiny.FAMILIES["skip-gram"]), Batch(tiny.tokens(2, 7))
-    (layer,) = model.all_hidden_states(batch)
+    (layer,) = model.hidden_states_by_layer(batch)
     assert torch.equal(layer, model.token_vectors()[batch.tokens_BT])
     assert torch.equal(model.token_vectors(), model.centres.weight)
     counts = tiny.model(**tiny.FAMILIES["3-gram"])
-    for ask in (counts.token_vectors, lambda: counts.all_hidden_states(batch)):
+    for ask in (counts.token_vectors, lambda: counts.hidden_states_by_layer(batch)):
         with refuses("usage"):
             ask()

@@ -44,8 +44,8 @@ class Traces(Mixer):
         steps = []
         for t, x_BD in enumerate(x_BTD.unbind(1)):
             before_BD = h_BD
-            if attend.is_document_start_BT is not None:
-                before_BD = before_BD.masked_fill(attend.is_document_start_BT[:, t, None], 0.0)
+            if attend.is_later_document_start_BT is not None:
+                before_BD = before_BD.masked_fill(attend.is_later_document_start_BT[:, t, None], 0.0)
             after_BD = before_BD / 2 + x_BD
             h_BD = after_BD if attend.keep_BT is None else torch.where(attend.keep_BT[:, t, None], after_BD, h_BD)
             steps.append(h_BD)
@@ -134,9 +134,9 @@ def test_auxiliary_losses_of_all_layers_add_up(with_teams: Callable[..., Languag
     auxiliary_B = model(batch).auxiliary_B
     torch.testing.assert_close(auxiliary_B, 3 * 0.1 * n_read)
     if shape in ("decoder", "encoder"):
-        layers, auxiliary_B = model.all_hidden_states_and_auxiliary(batch)
+        layers, auxiliary_B = model.hidden_states_by_layer_and_auxiliary(batch)
         torch.testing.assert_close(auxiliary_B, 3 * 0.1 * n_read)
-        assert all(torch.equal(*pair) for pair in zip(layers, model.all_hidden_states(batch), strict=True))
+        assert all(torch.equal(*pair) for pair in zip(layers, model.hidden_states_by_layer(batch), strict=True))
     if shape == "decoder":
         hidden, _ = read(model, tiny.tokens(2, T), [4])
         torch.testing.assert_close(hidden, full(model, tiny.tokens(2, T)), **EXACT)

@@ -74,11 +74,13 @@ def test_a_parameter_changes_the_layers_from_its_depth_on(family: str) -> None:
     batch = Batch(tiny.tokens(2, 6))
     names = {parameter: name for name, parameter in model.named_parameters()}
     with torch.no_grad():
-        before = model.all_hidden_states(batch)
+        before = model.hidden_states_by_layer(batch)
         for parameter, depth in model.parameter_depths().items():
             kept = parameter.clone()
             parameter += torch.randn(parameter.shape, dtype=parameter.dtype)
-            same = [torch.equal(one, other) for one, other in zip(before, model.all_hidden_states(batch), strict=True)]
+            same = [
+                torch.equal(one, other) for one, other in zip(before, model.hidden_states_by_layer(batch), strict=True)
+            ]
             parameter.copy_(kept)
             if (
                 names[parameter].endswith(("segments.weight", "norm.weight", "norm.bias"))

@@ -74,7 +74,7 @@ def test_shared_layers_are_saved_and_updated_once() -> None:
         tiny.spec(n_layers=1), tiny.VOCAB
     )
     hidden = [model.eval()(Batch(tiny.tokens(1, 4))).hidden_BTD for model in (shared, one)]
-    assert len(shared.all_hidden_states(Batch(tiny.tokens(1, 4)))) == 6
+    assert len(shared.hidden_states_by_layer(Batch(tiny.tokens(1, 4)))) == 6
     assert hidden[0].shape == hidden[1].shape
 
 

@@ -220,7 +220,7 @@ def test_a_decoder_equals_the_loop(cell: str, nonlinearity: str, tied: bool) -> 
     weights, tokens_BT = Weights(model, of), tokens(2, 9)
     logits, layers = (
         model.logits(model(Batch(tokens_BT)).hidden_BTD).detach(),
-        model.all_hidden_states(Batch(tokens_BT)),
+        model.hidden_states_by_layer(Batch(tokens_BT)),
     )
     for row in range(2):
         xs = weights.embed(tokens_BT[row])

@@ -9,13 +9,13 @@ import torch
 from lmtool.batch import Batch
 from lmtool.model import build
 from lmtool.model.heads import ScalarMix
-from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoderOnlyModel
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, built, spec
 from tests.reference import recurrent as reference
 from tests.support.recurrent import EXACT, tokens
 
 
-def two_models(model: BidirectionalLanguageModel, **changes: Any) -> list[RecurrentDecoderOnlyModel]:
+def two_models(model: BidirectionalLanguageModel, **changes: Any) -> list[RecurrentDecoder]:
     """Separate decoders with the weights of the two halves."""
     halves = []
     for name in ("forth", "back"):
@@ -37,9 +37,9 @@ def test_it_is_two_models_one_of_which_reads_the_reversed_text(cell: str, nonlin
     torch.testing.assert_close(
         model.forward_right_to_left(batch).hidden_BTD, back(reversed_batch).hidden_BTD.flip(1), **EXACT
     )
-    layers = model.all_hidden_states(batch)
+    layers = model.hidden_states_by_layer(batch)
     assert len(layers) == 3
-    pairs = zip(layers, forth.all_hidden_states(batch), back.all_hidden_states(reversed_batch), strict=True)
+    pairs = zip(layers, forth.hidden_states_by_layer(batch), back.hidden_states_by_layer(reversed_batch), strict=True)
     for joined, one, other in pairs:
         torch.testing.assert_close(joined, torch.cat((one, other.flip(1)), -1), **EXACT)
 
@@ -49,7 +49,7 @@ def test_a_residual_layer_adds_what_it_reads() -> None:
     of = spec(shape="bidirectional", residual=True)
     model = built(of)
     weights, batch = Weights(model, of), Batch(tokens(1, 8))
-    first_TD, second_TD = (layer[0].detach().numpy() for layer in model.all_hidden_states(batch)[1:])
+    first_TD, second_TD = (layer[0].detach().numpy() for layer in model.hidden_states_by_layer(batch)[1:])
     forth, _ = weights.layer("forth.cells.1").run(list(first_TD[:, :6]))
     back, _ = weights.layer("back.cells.1").run(list(first_TD[::-1, 6:]))
     np.testing.assert_allclose(second_TD - first_TD, np.concatenate((forth, back[::-1]), 1), **EXACT)
@@ -65,7 +65,7 @@ def test_padding_and_neighbours_in_a_row_change_no_layer() -> None:
         alone = Batch(tokens_BT[:, places])
         together = model.forward_right_to_left(batch).hidden_BTD[:, places]
         torch.testing.assert_close(together, model.forward_right_to_left(alone).hidden_BTD, **EXACT)
-        for joined, own in zip(model.all_hidden_states(batch), model.all_hidden_states(alone), strict=True):
+        for joined, own in zip(model.hidden_states_by_layer(batch), model.hidden_states_by_layer(alone), strict=True):
             torch.testing.assert_close(joined[:, places], own, **EXACT)
 
 

@@ -37,9 +37,9 @@ def take(model: LanguageModel) -> None:
     """Give a model an auxiliary loss for each row."""
     price_B = torch.nn.Parameter(PRICE_B.clone())
     model.register_parameter("price_B", price_B)
-    forward, layers = model.forward, model.all_hidden_states_and_auxiliary
+    forward, layers = model.forward, model.hidden_states_by_layer_and_auxiliary
     model.forward = lambda batch: HiddenOutput(forward(batch).hidden_BTD, price_B)
-    model.all_hidden_states_and_auxiliary = lambda batch: (layers(batch)[0], price_B)
+    model.hidden_states_by_layer_and_auxiliary = lambda batch: (layers(batch)[0], price_B)
 
 
 def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtool.tasks.labels import LabelMap, convert_label_cell_to_text, infer_label_kind
+from lmtool.tasks.labels import LabelMap, infer_label_kind, to_label_cell
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_kind_of_labels(labels: list[Any], kind: str) -> None:
     ],
 )
 def test_values_of_label_columns(value: object, cell: object) -> None:
-    assert convert_label_cell_to_text(value) == cell
+    assert to_label_cell(value) == cell
 
 
 def test_the_order_of_names_depends_on_the_names_alone() -> None:

@@ -8,7 +8,7 @@ import pytest
 from lmtool.errors import CheckpointError, DataError
 from lmtool.runs.files import TrainTestRowNumbers
 from lmtool.tasks.reading import make_shared_rows_notice
-from lmtool.tasks.split import apply_split, draw_stratified_row_number_folds, hold_out_stratified
+from lmtool.tasks.split import apply_split, draw_stratified_folds, hold_out_stratified
 from tests.tasks.labelled import labelled, read
 
 
@@ -39,7 +39,7 @@ def test_a_split_keeps_equal_texts_together(tmp_path: Path) -> None:
 def test_folds_divide_all_rows_with_the_classes_in_proportion_and_equal_texts_together(tmp_path: Path) -> None:
     content = "text,label\n" + "".join(f"t{i % 90},{'xxy'[i % 3]}\n" for i in range(270)) + "other,z\nanother,z\n"
     examples = read(tmp_path / "a.csv", content)
-    folds = draw_stratified_row_number_folds(examples, 5, 0)
+    folds = draw_stratified_folds(examples, 5, 0)
     assert sorted(row for fold in folds for row in fold) == [item.row for item in examples.items]
     for fold in folds:
         counts = Counter(item.label for item in examples.items if item.row in fold)
@@ -47,10 +47,8 @@ def test_folds_divide_all_rows_with_the_classes_in_proportion_and_equal_texts_to
         assert abs(counts["y"] - 18) <= 3
         texts = {item.texts for item in examples.items if item.row in fold}
         assert not texts & {item.texts for item in examples.items if item.row not in fold}
-    assert draw_stratified_row_number_folds(examples, 5, 0) == folds != draw_stratified_row_number_folds(examples, 5, 1)
-    assert (
-        len(draw_stratified_row_number_folds(read(tmp_path / "b.csv", "text,label\na,x\na,y\nb,x\nb,y\n"), 5, 0)) == 2
-    )
+    assert draw_stratified_folds(examples, 5, 0) == folds != draw_stratified_folds(examples, 5, 1)
+    assert len(draw_stratified_folds(read(tmp_path / "b.csv", "text,label\na,x\na,y\nb,x\nb,y\n"), 5, 0)) == 2
 
 
 def test_strata_of_numbers_and_several_labels(tmp_path: Path) -> None:

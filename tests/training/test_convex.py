@@ -138,7 +138,7 @@ def test_the_loss_and_its_gradient_are_the_objectives(task: str, options: dict[s
     scores_RC = torch.from_numpy(rng.normal(size=(N, model.head.out_features))).requires_grad_()
     total = one.objective.head_loss(model, model.expand_single_score(scores_RC), one.labels, is_training=True).total
     total.backward()
-    loss, gradient_RC = one.objective.compute_summed_loss_and_gradient(scores_RC.detach().numpy(), one.target_RC)
+    loss, gradient_RC = one.objective.compute_head_loss_sum_and_gradient(scores_RC.detach().numpy(), one.target_RC)
     assert loss == pytest.approx(total.item(), rel=1e-6)
     assert scores_RC.grad is not None
     np.testing.assert_allclose(gradient_RC, scores_RC.grad.numpy(), atol=1e-6)

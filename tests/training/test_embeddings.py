@@ -189,7 +189,7 @@ def test_refusals(work: Work) -> None:
 def test_texts_of_rows_have_the_vectors_of_embed(work: Work) -> None:
     """The same special tokens and the same pooling as where vectors are used."""
     from lmtool.api import load
-    from lmtool.tasks.predict import build_task_with_saved_calibration, make_task_model
+    from lmtool.tasks.predict import build_task_with_saved_calibration, make_model_with_objective
     from lmtool.tasks.reading import read_labelled_table
     from lmtool.tasks.schema import choose_columns
 
@@ -198,6 +198,6 @@ def test_texts_of_rows_have_the_vectors_of_embed(work: Work) -> None:
     columns, loaded = choose_columns(table, kind="related"), load_run(str(run))
     items = read_labelled_table(table, columns).items
     task = build_task_with_saved_calibration(loaded, "", columns, ())
-    found = task.compute_text_vectors_RKD(make_task_model(loaded), task.encode(items))  # type: ignore[attr-defined]
+    found = task.compute_text_vectors(make_model_with_objective(loaded), task.encode(items))  # type: ignore[attr-defined]
     wanted = load(str(run), device="cpu").embed([text for item in items for text in item.texts])
     np.testing.assert_allclose(found.reshape(wanted.shape), wanted, rtol=1e-5, atol=1e-6)

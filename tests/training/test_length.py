@@ -21,7 +21,7 @@ from lmtool.training import finetuning, folds, length, session
 from lmtool.training.data import tokenize_training_text
 from lmtool.training.events import DurationEstimate, StepCompleted, StepCountChanged, TrainingStarted
 from lmtool.training.fit import fit
-from lmtool.training.folds import MAX_TRAINED_ROWS
+from lmtool.training.folds import MAX_FOLD_TRAINED_ROWS
 from tests.support.cases import nightly_but
 from tests.support.families import BERT
 from tests.support.training import Work, after, ended, no_report, of_kind, words, write_table
@@ -234,7 +234,8 @@ def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypat
     others = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null")
     many = work.folder / "many.csv"
     rows = (
-        f"the cat {words(i % 7)} {'ran home' if i % 2 else 'sat'},{'ab'[i % 2]}" for i in range(MAX_TRAINED_ROWS + 20)
+        f"the cat {words(i % 7)} {'ran home' if i % 2 else 'sat'},{'ab'[i % 2]}"
+        for i in range(MAX_FOLD_TRAINED_ROWS + 20)
     )
     many.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
     # where no rows are held out, a model is trained for each fold of few rows, and one for a quarter of many

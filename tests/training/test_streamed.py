@@ -22,7 +22,7 @@ from lmtool.compute.processes import World
 from lmtool.data import blocks, streaming
 from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BackgroundBlockTokenizer
 from lmtool.data.corpus import MultiDocumentChunk
-from lmtool.data.streaming import BlockStart
+from lmtool.data.streaming import BlockPosition
 from lmtool.errors import CheckpointError, DataError, ResourceError
 from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel
@@ -120,7 +120,7 @@ def test_every_document_is_read_once_a_turn_and_none_that_is_held_out(data: Text
     assert turns == 3 * [Counter(every - held_out)]
 
 
-def _place(blocks: BackgroundBlockTokenizer, number: int) -> BlockStart:
+def _place(blocks: BackgroundBlockTokenizer, number: int) -> BlockPosition:
     blocks.wait_for_store(number)
     return blocks.block_position(number)
 

@@ -197,7 +197,7 @@ def test_the_input_is_embeddings_and_the_mix_of_layers(beside: bool, elmo: Work)
     body = load_run(str(elmo.run())).model.body
     batch = Batch(torch.tensor([[8, 9, 10, 11]]))
     x = body.embedding(batch.tokens_BT)[0].detach().numpy()
-    layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.all_hidden_states(batch)]
+    layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.hidden_states_by_layer(batch)]
     mix = body.features.mix
     expected = reference.task_input(x, layers, mix.scalars_L.tolist(), float(mix.gamma.detach()))
     np.testing.assert_allclose(
@@ -211,7 +211,7 @@ def test_a_mean_is_of_embeddings_and_features(elmo: Work) -> None:
     body = classifier.body
     batch = Batch(torch.tensor([[8, 9, 10, 7]]), keep_BT=torch.tensor([[True, True, True, False]]))
     x = body.embedding(batch.tokens_BT)[0].detach().numpy()
-    layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.all_hidden_states(batch)]
+    layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.hidden_states_by_layer(batch)]
     mix = body.features_of_tokens.mix
     mean = reference.task_input(x, layers, mix.scalars_L.tolist(), float(mix.gamma.detach()))[:3].mean(0)
     head = classifier.head

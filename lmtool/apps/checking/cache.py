@@ -26,9 +26,9 @@ _ENTRY_FILE_NAME = r"(?P<key>[0-9a-f]{64})\.entry"
 class CacheKind:
     """Entries of one folder of the cache.
 
-    what: they are, for people.
-    names: those of entries. All else in the folder is left alone.
-    lock: the lock file of the entry with a key, in its folder.
+    description: what they are, for people.
+    name_pattern: of the names of entries. All else in the folder is left alone.
+    find_lock: the lock file of the entry with a key, in its folder.
     """
 
     description: str
@@ -61,7 +61,7 @@ CACHE_KINDS = {
 
 @dataclass(frozen=True)
 class CacheEntryInfo:
-    """A file or folder of the cache. used: when it was last read or written, as far as the file system notes it."""
+    """A file or folder of the cache. last_used: when it was last read or written, if the file system notes it."""
 
     kind: str
     path: Path

@@ -28,7 +28,7 @@ from lmtool.runs.reference import Reference, read_verified_tokenizer
 from lmtool.storage.durable import cache_folder
 from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.prepare import (
-    UnreadTaskTables,
+    OpenedTaskTables,
     check_tables,
     open_training_tables,
     parse_tables_and_weights,
@@ -113,7 +113,7 @@ def check_text(
 
 
 def check_labelled_tables(
-    recipe: Recipe, tables: Sequence[UnreadTaskTables], tokenizer: Tokenizer | None, usual_bytes_per_token: float | None
+    recipe: Recipe, tables: Sequence[OpenedTaskTables], tokenizer: Tokenizer | None, usual_bytes_per_token: float | None
 ) -> CheckResult:
     """Checks the opened tables of a recipe; see `check_tables`."""
     lines, notices = check_tables(recipe, tables, tokenizer, usual_bytes_per_token)

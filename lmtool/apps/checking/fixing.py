@@ -14,7 +14,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.load import LoadedModel
 from lmtool.storage import durable
 from lmtool.tasks.findings import find_rows_equal_to_earlier
-from lmtool.tasks.prepare import UnreadTaskTables, open_training_tables, read_and_split_task_tables
+from lmtool.tasks.prepare import OpenedTaskTables, open_training_tables, read_and_split_task_tables
 from lmtool.tasks.reading import LabelledTable, find_rows_with_texts_among, group_contradictory_rows
 
 RowsByPart = Mapping[str, LabelledTable]
@@ -25,7 +25,7 @@ Removal = dict[str, str | int | float]
 resembles. similarity: of their vectors."""
 
 
-def open_fixable_table(recipe: Recipe) -> tuple[UnreadTaskTables, DelimitedFile | JsonLinesFile]:
+def open_fixable_table(recipe: Recipe) -> tuple[OpenedTaskTables, DelimitedFile | JsonLinesFile]:
     """Opens the table of a recipe, whose lines can be written again.
 
     Raises UsageError for several tables and for one of another format, and the errors of tables.

@@ -21,7 +21,7 @@ from lmtool.runs.directory import Run
 from lmtool.runs.listing import iterate_run_and_ancestors
 from lmtool.runs.reference import Reference
 from lmtool.tasks.build import get_row_kind
-from lmtool.tasks.prepare import UnreadTaskTables, open_training_tables
+from lmtool.tasks.prepare import OpenedTaskTables, open_training_tables
 from lmtool.tasks.reading import stream_unlabelled_rows
 
 MIN_SHARED_FRACTION = 0.8
@@ -85,7 +85,7 @@ def _open_existing_training_text(run: Run) -> tuple[str, Iterator[MultiDocumentC
         return ", ".join(data.sources), chain.from_iterable(train.chunks() for train, _ in parts)
     tables, split = open_training_tables(data, get_row_kind(recipe.objective)), run.saved_split
 
-    def rows_of(one: UnreadTaskTables) -> Iterator[str]:
+    def rows_of(one: OpenedTaskTables) -> Iterator[str]:
         held = split and split.split_of_task(one.name)
         left_out = {*held.test} if held else ()
         rows = stream_unlabelled_rows(one.table, one.columns, SkippedRowCounts())

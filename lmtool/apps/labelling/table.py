@@ -11,7 +11,7 @@ from lmtool.data.table import Row, SkippedRowCounts, Table, format_csv_row, open
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 from lmtool.storage import durable
-from lmtool.tasks.labels import SEPARATOR, convert_label_cell_to_text, split_label_names
+from lmtool.tasks.labels import SEPARATOR, split_label_names, to_label_cell
 from lmtool.tasks.reading import stream_unlabelled_rows
 from lmtool.tasks.schema import choose_columns, infer_label_column
 
@@ -56,7 +56,7 @@ class TableToLabel:
             )
         where, labels = f"{display_path(table.path)}, column {quote(name)}", list[Labels | None]()
         for row, _ in rows:
-            cell = convert_label_cell_to_text(row.values[table.names.index(known)]) if known else ""
+            cell = to_label_cell(row.values[table.names.index(known)]) if known else ""
             names = split_label_names(cell) if cell else None
             if cell is None or not (multi_label or names is None or len(names) == 1):
                 what = f"row {row.number} has {'several labels' if names else 'no label'}"

@@ -21,7 +21,7 @@ from lmtool.generation.prompts import read_lines
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.labels import convert_label_cell_to_text
+from lmtool.tasks.labels import to_label_cell
 from lmtool.tasks.reading import stream_unlabelled_rows
 from lmtool.tasks.schema import choose_columns
 
@@ -94,7 +94,7 @@ def _iterate_ids_and_texts(
     counted = skipped if read_options.skip_bad_rows else None
     for row, item in stream_unlabelled_rows(table, columns, counted):
         if text := " ".join(filter(str.strip, item.texts)):
-            name = row.number if ids is None else convert_label_cell_to_text(row.values[table.names.index(ids)])
+            name = row.number if ids is None else to_label_cell(row.values[table.names.index(ids)])
             if name and not isinstance(name, tuple):
                 yield name, text
             else:

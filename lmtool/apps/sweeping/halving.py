@@ -37,7 +37,7 @@ class TrainableRuns(Protocol):
         """Starts or continues runs up to a share of their steps, for at most `max_seconds`."""
 
     def extrapolate_longest_run_seconds(self, names: Sequence[str]) -> RunSeconds:
-        """Returns the largest cost of these runs so far."""
+        """Returns the seconds of the longest of these runs, extrapolated from what they have done."""
 
     def rank(self, names: Sequence[str]) -> list[str]:
         """Returns the names by validation, the best first, without runs that failed."""
@@ -80,7 +80,7 @@ def plan_rungs(
 def train_by_halving(
     names: Sequence[str], n_parallel: int, get_seconds_left: Callable[[], float], runs: TrainableRuns
 ) -> None:
-    """Trains runs in rungs until the last ones are complete; plans the rungs before each from the costs so far.
+    """Trains runs in rungs until the last ones are complete; plans the rungs before each from the seconds so far.
 
     names: the first one is the baseline, which is measured first. get_seconds_left: returns what is left of the budget.
     Raises UsageError if that is too little for one whole run.

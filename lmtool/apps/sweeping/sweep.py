@@ -143,7 +143,7 @@ class Sweep:
     _last_processes: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def train(self, names: Sequence[str], end_share: float = 1.0, max_seconds: float = math.inf) -> None:
-        """See `TrainableRuns`. Raises KeyboardInterrupt if it is to stop, when all processes have saved and ended."""
+        """See `TrainableRuns`. Raises KeyboardInterrupt after a request to stop, when all processes have ended."""
         deadline = time.monotonic() + max_seconds
         before = {name: self.get_completed_share(name) for name in names if name not in self.failures}
         left = [name for name, share in before.items() if share < end_share]

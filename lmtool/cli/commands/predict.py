@@ -65,12 +65,7 @@ def predict(
     """
     from lmtool.compute.processes import is_main_process
     from lmtool.data.stdin import temporary_table_file
-    from lmtool.data.table import (
-        format_csv_or_conll_rows,
-        format_json_lines,
-        format_json_list,
-        write_new_table_file,
-    )
+    from lmtool.data.table import format_csv_or_conll_rows, format_json_lines, format_json_list, write_new_table_file
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import SamplingParams
     from lmtool.tasks import predict as predicting

@@ -218,7 +218,7 @@ def _swiglu(inner: Tensor) -> Tensor:
 def rotary(x_BNTH: Tensor, cos_P1TA: Tensor, signed_sin_P1TA: Tensor) -> Tensor:
     """Each pair (a, b) = (i, i + A/2) rotated by its angle: (a cos - b sin, b cos + a sin). The rest is unchanged.
 
-    sin: negative for the first of each pair.
+    signed_sin_P1TA: negative for the first of each pair.
     """
     if _can_use_kernel("rotary", x_BNTH, cos_P1TA, signed_sin_P1TA):
         return _rotary(x_BNTH, cos_P1TA, signed_sin_P1TA, 1.0)
@@ -285,7 +285,7 @@ def _dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
 def cross_entropy(
     logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, target_mass: float, mass_per_class: float
 ) -> Tensor:
-    """The sum of w (-target_mass log p(target) - uniform_mass sum_k log p(k)), computed in float32 or wider.
+    """The sum of w (-target_mass log p(target) - mass_per_class sum_k log p(k)), computed in float32 or wider.
 
     Its gradient is computed with it, in half of autograd's passes over the logits.
     """

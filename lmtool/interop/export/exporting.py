@@ -98,8 +98,7 @@ class ExportableRun(FamilyRepresentation):
     def serialize_tokenizer(self, *, adds_source_closing: bool = True) -> dict[str, bytes]:
         """Returns the contents of the tokenizer's files, whose template frames a text as in training.
 
-        adds_source_closing: frames texts as the prompts of a decoder that answers; otherwise the chat template alone
-                does.
+        adds_source_closing: puts what follows a source behind each text; otherwise the chat template alone does.
         """
         tokenizer, prompt_format = self.base.tokenizer, self.prompt_format
         published = tokenizer.published

@@ -131,10 +131,7 @@ def _parse_sentencepiece_model(content: bytes, expected_algorithm: int, path: Pa
     for is_wrong, what in (
         (not texts or len({*texts}) < len(texts), "a piece is there twice, or there is none"),
         (not all(map(len, texts)), "a piece is empty"),
-        (
-            max(map(len, texts), default=0) > MAX_PIECE_CHARACTERS,
-            f"a piece has over {MAX_PIECE_CHARACTERS} characters",
-        ),
+        (max(map(len, texts), default=0) > MAX_PIECE_CHARACTERS, f"a piece has over {MAX_PIECE_CHARACTERS} characters"),
         (not all(math.isfinite(piece.score) for piece in model.pieces), "the score of a piece is not finite"),
         (trainer.model_type != expected_algorithm, f"its model_type is {trainer.model_type}, not {expected_algorithm}"),
         (not 0 <= trainer.unk_id < len(texts), "the unknown token has no piece"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lmtool.batch import Mask
 from lmtool.compute.kernels import gpu, ops
 from lmtool.model.language_model import KeyValueCache, LayerState, Memory
-from lmtool.model.layers.kernels import AttentionKernel, FullAttentionKernel, PerQueryCausalKernel, WindowKernel
+from lmtool.model.layers.kernels import AttentionKernel, DenseAttentionKernel, PerQueryCausalKernel, WindowKernel
 from lmtool.model.layers.observing import ObservableAttention, Observer
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RotaryPositions
 from lmtool.model.layers.scores import Score
@@ -31,7 +31,7 @@ class AttentionOp:
     """Computes softmax(score(q, k) + mask) v under one mask, for all layers of a stack in one forward pass.
 
     Masks, biases and rotations are computed on first use. Layers without attention read the padding and the document
-    boundaries of their positions, the queries, from it: `keep_BT` and `is_document_start_BT`.
+    boundaries of their positions, the queries, from it: `keep_BT` and `is_later_document_start_BT`.
 
     mask: which keys each query attends to.
     positions_PS: positions of all keys; the last `n_queries` are those of the queries.
@@ -66,8 +66,8 @@ class AttentionOp:
         return None if self.mask.keep_BS is None else self.mask.keep_BS[:, self._n_keys - self._n_queries :]
 
     @property
-    def is_document_start_BT(self) -> Tensor | None:
-        """True at the first query of each isolated document; None where a row is one text."""
+    def is_later_document_start_BT(self) -> Tensor | None:
+        """True at the first query of each isolated document after the first of a row; None where a row is one text."""
         if self._document_starts_BT is None and (begins_BS := self.mask.document_starts_after_first_BS) is not None:
             self._document_starts_BT = begins_BS[:, self._n_keys - self._n_queries :]
         return self._document_starts_BT
@@ -162,7 +162,7 @@ class AttentionOp:
         fused_causal = mask.is_only_causal and n_queries == n_keys and bias_PNTS is None
         sees_all = mask.allows_all or fused_causal or (mask.is_only_causal and n_queries == 1)
         allowed_BTS = None if sees_all else mask.to_tensor(n_queries, n_keys, device)
-        return FullAttentionKernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
+        return DenseAttentionKernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
 
 
 class MixerOutput(NamedTuple):

@@ -40,7 +40,7 @@ def force_fused_attention_on_cpu() -> Iterator[None]:
         _FORCE_FUSED.reset(before)
 
 
-class FullAttentionKernel:
+class DenseAttentionKernel:
     """Computes softmax(score(q, k) + addend) v for all queries and keys.
 
     allowed_RTS: which keys each query attends to; None for all.
@@ -128,7 +128,7 @@ class PerQueryCausalKernel:
         self._n_keys = n_keys
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
-        """See `FullAttentionKernel`."""
+        """See `DenseAttentionKernel`."""
         parts = [
             kernel(q_BNTH[:, :, i : i + 1], k_BKSH[:, :, :n], v_BKSH[:, :, :n], dropout, score)
             for i, n, kernel in self._queries_and_kernels()
@@ -184,13 +184,13 @@ class WindowKernel:
         if position is not None:
             blocks = (positions_PS[:, index].flatten(0, 1) for index in (query_CQ1[..., 0], key_C1W[:, 0]))
             bias = position.bias(*blocks)
-        self._kernel = FullAttentionKernel(allowed_RQW, bias, False, key_CW.shape[1], device)
-        self._global_kernel: FullAttentionKernel | None = None
+        self._kernel = DenseAttentionKernel(allowed_RQW, bias, False, key_CW.shape[1], device)
+        self._global_kernel: DenseAttentionKernel | None = None
         if self._n_global:
             allowed = mask.allows_in_each_row(global_G[:, None], index_T[None, :length])
             allowed = allowed | (~allowed.any(-1, keepdim=True) & (global_G[:, None] == index_T[:length]))
             bias = None if position is None else position.bias(positions_PS[:, : self._n_global], positions_PS)
-            self._global_kernel = FullAttentionKernel(allowed, bias, False, length, device)
+            self._global_kernel = DenseAttentionKernel(allowed, bias, False, length, device)
 
     @staticmethod
     def is_cheaper_than_dense(mask: Mask, length: int) -> bool:
@@ -269,4 +269,4 @@ def _window_block_sizes(mask: Mask) -> _WindowBlockSizes:
     return _WindowBlockSizes(n_steps_back, max(MIN_BLOCK_QUERIES, n_steps_back))
 
 
-AttentionKernel = FullAttentionKernel | WindowKernel | PerQueryCausalKernel
+AttentionKernel = DenseAttentionKernel | WindowKernel | PerQueryCausalKernel

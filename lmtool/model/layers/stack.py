@@ -164,7 +164,7 @@ class Stack(nn.Module):
         mask: Mask,
         caches: Caches = (),
         source_keep_BS: Tensor | None = None,
-        all_hidden_states: list[Tensor] | None = None,
+        hidden_states_by_layer: list[Tensor] | None = None,
     ) -> tuple[HiddenOutput, tuple[LayerState | None, ...]]:
         """Returns the hidden states (B, T, D) of the inputs, which continue the cached positions, and the new caches.
 
@@ -173,7 +173,7 @@ class Stack(nn.Module):
             mask: covers all positions.
             caches: of each sublayer; none in a full forward pass but those of a source.
             source_keep_BS: False at padding of the source; None without padding.
-            all_hidden_states: if given, collects the inputs and the output of each layer, the last after the norm.
+            hidden_states_by_layer: if given, collects the inputs and the output of each layer, the last after the norm.
         """
         T = x_BTD.shape[1]
         sublayers = self.sublayers_in_order()
@@ -193,8 +193,8 @@ class Stack(nn.Module):
         outputs: list[CacheAndLoss] = []
         x0_BTD = x_BTD
         for layer, first in enumerate(range(0, len(sublayers), self.sublayers_per_layer)):
-            if all_hidden_states is not None:
-                all_hidden_states.append(x_BTD)
+            if hidden_states_by_layer is not None:
+                hidden_states_by_layer.append(x_BTD)
             part = slice(first, first + self.sublayers_per_layer)
             attend_here = attend_fully if layer in self.full_layers else attend
             inputs = sublayers[part], x_BTD, x0_BTD, attend_here, caches[part]
@@ -204,8 +204,8 @@ class Stack(nn.Module):
                 x_BTD, others = self._run_layer(*inputs)
             outputs += others
         hidden_BTD: Tensor = self.norm(x_BTD)
-        if all_hidden_states is not None:
-            all_hidden_states.append(hidden_BTD)
+        if hidden_states_by_layer is not None:
+            hidden_states_by_layer.append(hidden_BTD)
         new_caches, auxiliaries = zip(*outputs, strict=True)
         return HiddenOutput(hidden_BTD, sum_auxiliary_losses(auxiliaries)), new_caches
 

@@ -83,7 +83,7 @@ class Recipe(Spec):
         yield from _data_mistakes(self)
         yield from _training_mistakes(self)
         yield from _tuning_and_distillation_mistakes(self)
-        yield from _lbfgs_mistakes(self)
+        yield from _fitted_head_mistakes(self)
         yield from _evaluation_mistakes(self)
         yield from _head_mistakes(self)
 
@@ -214,7 +214,7 @@ def _tuning_and_distillation_mistakes(recipe: Recipe) -> Iterator[str]:
         yield "distillation.teacher is for training.compile false or auto: what a compiled model reads is not seen"
 
 
-def _lbfgs_mistakes(recipe: Recipe) -> Iterator[str]:
+def _fitted_head_mistakes(recipe: Recipe) -> Iterator[str]:
     """What L-BFGS does not fit: all but a linear head on vectors of texts, which stay or are trained by contrast."""
     model, head, training = recipe.model, recipe.objective, recipe.training
     is_alone = isinstance(recipe.optimizer, settings.Lbfgs)

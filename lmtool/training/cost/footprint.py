@@ -218,7 +218,7 @@ class _FakeFeatureModel(nn.Module):
         assert read is not None
         self._width, self._n_layers = read.width or spec.d_model, read.mixed_layers or 1
 
-    def all_hidden_states(self, batch: Batch) -> list[Tensor]:
+    def hidden_states_by_layer(self, batch: Batch) -> list[Tensor]:
         """The states of each layer (B, T, D)."""
         return [torch.zeros(*batch.tokens_BT.shape, self._width) for _ in range(self._n_layers)]
 
