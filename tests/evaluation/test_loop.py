@@ -196,7 +196,7 @@ def test_how_far_it_is_is_told_to_the_end() -> None:
     assert done[0] == 0
     assert told[-1] == ("measuring", whole, whole)
     assert len(told) > 3
-    items.evaluate(report=lambda *now: told.append(now), one_pass=False)
+    items.evaluate(report=lambda *now: told.append(now), one_pass_per_row=False)
     assert told[-1][1] == sum(length**2 for (length,) in items.lengths)
 
 
