@@ -75,7 +75,7 @@ class Scheduler:
     text longer than the whole budget runs alone.
 
     n_slots: the budget.
-    slot_bytes: bytes of keys and values of one slot.
+    bytes_per_token: bytes of keys and values of one token.
     n_rows: maximum rows.
     n_queued: maximum waiting clients.
     keeps_prefixes: whether there is a prefix cache, of as many tokens as the budget, if the model supports it.
@@ -95,14 +95,14 @@ class Scheduler:
         model = generator.loaded.model
         self.n_rows, self.n_queued = n_rows, n_queued
         runner = ModelRunner(model)
-        self.slot_bytes = _measure_cache_bytes_per_token(runner, generator) if generator.writes else 0
+        self.bytes_per_token = _measure_cache_bytes_per_token(runner, generator) if generator.writes else 0
         if n_slots is None:
             is_gpu = runner.device.type == "cuda"
             free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else physical_memory_limit_bytes()
-            n_slots = choose_cache_token_budget(self.slot_bytes, n_rows, model.context, free)
+            n_slots = choose_cache_token_budget(self.bytes_per_token, n_rows, model.context, free)
         self.n_slots: float = math.inf if n_slots is None else n_slots
-        keeps = keeps_prefixes and self.slot_bytes and runner.supports_prefix_cache
-        self.prefix_bytes = int(self.n_slots) * self.slot_bytes if keeps and n_slots is not None else 0
+        keeps = keeps_prefixes and self.bytes_per_token and runner.supports_prefix_cache
+        self.prefix_bytes = int(self.n_slots) * self.bytes_per_token if keeps and n_slots is not None else 0
         self._changed = threading.Condition()
         self._queue: deque[_Client] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -128,9 +128,9 @@ class Scheduler:
     def describe(self) -> str:
         """Returns the limits of the engine, in a line."""
         rows = f"up to {self.n_rows} texts at once"
-        if not self.slot_bytes or math.isinf(self.n_slots):
+        if not self.bytes_per_token or math.isinf(self.n_slots):
             return rows
-        most = MAX_CACHE_COPIES * self.n_slots * self.slot_bytes
+        most = MAX_CACHE_COPIES * self.n_slots * self.bytes_per_token
         kept = f", {self.prefix_bytes / 1e9:.2g} GB of prefixes" if self.prefix_bytes else ""
         return f"{rows}, {int(self.n_slots):,} tokens in flight, {most / 1e9:.2g} GB of keys and values at most{kept}"
 
@@ -316,14 +316,14 @@ def _measure_cache_bytes_per_token(runner: ModelRunner, generator: TextGenerator
 
 
 def choose_cache_token_budget(
-    slot_bytes: int, n_rows: int, context: int | None, memory_bytes: int | None
+    bytes_per_token: int, n_rows: int, context: int | None, memory_bytes: int | None
 ) -> int | None:
-    """Returns the slots that fit a quarter of the memory, at most as many as the rows can fill.
+    """Returns how many tokens' keys and values fit a quarter of the memory, at most as many as the rows can have.
 
     memory_bytes: None if unknown. Returns None if only rows are limited: for a model without keys and values.
     """
-    if not slot_bytes or (memory_bytes is None and context is None):
+    if not bytes_per_token or (memory_bytes is None and context is None):
         return None
     most = math.inf if context is None else n_rows * context
-    room = math.inf if memory_bytes is None else memory_bytes // 4 // (MAX_CACHE_COPIES * slot_bytes)
+    room = math.inf if memory_bytes is None else memory_bytes // 4 // (MAX_CACHE_COPIES * bytes_per_token)
     return int(max(context or 1, min(most, room)))

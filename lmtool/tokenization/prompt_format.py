@@ -264,7 +264,7 @@ class PromptFormat:
 
         An encoder-decoder has the full context for each. In a prefix LM and a decoder both share one row, where the
         longer one is truncated first: at its end, but a decoder's source at its beginning. For a target that is
-        not generated yet, `default_max_answer_tokens` are reserved.
+        not generated yet, three times the tokens of the source plus 30 are reserved, at most half of the context.
         """
         end = np.array([self.tokenizer.eos_id])
         marks = sum(map(len, self.source_delimiters))

@@ -61,7 +61,7 @@ class TextData:
     validation_tokens: number of tokens that a validation computes.
     description_lines: of the data.
     warnings: about the data.
-    bytes_per_token: of the validation text.
+    validation_bytes_per_token: of the validation text.
     is_measured: the best checkpoint is evaluated at the end.
     split: the held-out rows, to be saved in the run; None for a text, where they follow from the recipe.
     examples_per_epoch: examples of one pass; for a streamed text an estimate by its head.

@@ -25,8 +25,7 @@ def test_no_value_is_given_to_a_key_that_there_is_not():
 def test_numbers_up_to_the_largest_that_all_code_holds_are_accepted(name: str, largest: float, next_one: float) -> None:
     values = {"seed": 1, "optimizer.eps": 1e-8} | {name: largest}
     assert list(find_surrogates_and_too_large_numbers(values)) == []
-    ((path, what),) = find_surrogates_and_too_large_numbers(values | {name: next_one})
+    ((path, _),) = find_surrogates_and_too_large_numbers(values | {name: next_one})
     assert path == (name,)
-    assert what.startswith("the number is too large")
     assert list(find_surrogates_and_too_large_numbers({name: -largest})) == []
     assert len(list(find_surrogates_and_too_large_numbers({name: -next_one}))) == 1
