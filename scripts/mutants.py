@@ -5,7 +5,7 @@
 
 A mutant is one change inside a function: another comparison, operator or number, a condition negated, `and` for `or`,
 two arguments swapped, a statement removed, None returned. It is written into a copy of the checkout, never into the
-checkout. The tests run by file, those of the same room first and then the fastest, until the first fails. A mutant
+checkout. The tests of its room run first, then the others, by file and the fastest first, until one fails. A mutant
 that no test finds is a gap, or the program it makes is equivalent; scripts/mutants.yaml lists those, with the reason.
 """
 
@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -41,6 +41,8 @@ PATIENCE = 600.0
 MEMORY = 32 * 2**30
 """Bytes of addresses that the tests of a mutant may take, which may ask for any number."""
 LISTS = yaml.safe_load((ROOT / "scripts" / "mutants.yaml").read_text(encoding="utf-8"))
+MODIFIED = count(int(time.time()))
+"""Times of modification, each another second: Python knows by them which compiled file is of another source."""
 
 
 class Mutant(NamedTuple):
@@ -188,30 +190,51 @@ def list_tests(sample: list[Mutant], seconds: dict[str, float]) -> Iterator[list
 
 
 def try_mutant(mutant: Mutant, tests: list[str], copy: Path, usual: float) -> tuple[str, str]:
-    """(`killed`, `survived`, `hangs` or `not executed`, what the tests said last). usual: seconds of the tests."""
-    if not tests:
-        return "not executed", ""
+    """(`killed`, `survived`, `hangs` or `not executed`, what the tests said last). usual: seconds of the tests.
+
+    The tests of the room run on their own, since the others take longer to import than most mutants to be found.
+    """
     path = copy / mutant.path
     source = path.read_bytes()
     ast.parse(mutant.apply(source))
-    path.write_bytes(mutant.apply(source))
+    own = [test for test in tests if test.startswith(f"tests/{mutant.room}/")]
+    others = tests[len(own) :]
+    outcome = "not executed", ""
+    try:
+        write_source(path, mutant.apply(source))
+        for chosen in filter(None, (own, others)):
+            outcome = run_tests(chosen, copy, PATIENCE + 20 * usual)
+            if outcome[0] != "survived":
+                break
+    finally:
+        write_source(path, source)
+    return outcome
+
+
+def write_source(path: Path, source: bytes) -> None:
+    path.write_bytes(source)
+    modified = next(MODIFIED)
+    os.utime(path, (modified, modified))
+
+
+def run_tests(tests: list[str], copy: Path, timeout: float) -> tuple[str, str]:
+    """(`killed`, `survived` or `hangs`, what the tests said last)."""
     (copy / "chosen.txt").write_text("\n".join(tests))
     options = "-x -q -p no:cacheprovider --no-header -rfE --hypothesis-profile mutants @chosen.txt"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     try:
         ended = subprocess.run(
             ["sh", "-c", f"ulimit -v {MEMORY >> 10}; exec {sys.executable} -m pytest {options}"],
             cwd=copy,
-            env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**environment, "PYTHONPATH": str(copy)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=PATIENCE + 20 * usual,
+            timeout=timeout,
         )
     except subprocess.TimeoutExpired:
         return "hangs", ""
-    finally:
-        path.write_bytes(source)
     # a mutant may also break what is run when tests are collected, but not the call of pytest, nor leave nothing to run
     if ended.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
         raise RuntimeError(ended.stdout)
