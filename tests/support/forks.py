@@ -147,7 +147,8 @@ def _server() -> socket.socket:
     command = [sys.executable, "-m", "tests.support.forks", str(theirs.fileno())]
     server = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
     theirs.close()
-    atexit.register(lambda: (ours.close(), server.wait()))
+    atexit.register(server.wait)  # the last registered is the first to run
+    atexit.register(ours.close)
     return ours
 
 
@@ -170,7 +171,8 @@ class Server:
             importlib.import_module(name)
         while True:
             gc.freeze()
-            ready, _, _ = select.select([self._connection, self._ended], [], [])
+            handles: list[socket.socket | int] = [self._connection, self._ended]
+            ready, _, _ = select.select(handles, [], [])
             if self._ended in ready:
                 os.read(self._ended, 4096)
                 self._tell()
@@ -221,7 +223,8 @@ class Server:
         sys.stdin = os.fdopen(0, closefd=False)
         sys.stdout = os.fdopen(1, "w", closefd=False)
         sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
-        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+        for name in ("stdin", "stdout", "stderr"):
+            setattr(sys, f"__{name}__", getattr(sys, name))
         return list(request["words"])
 
 

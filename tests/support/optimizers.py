@@ -68,7 +68,8 @@ def conditioned(rows: int, columns: int, smallest: float, seed: int) -> Tensor:
     rank = min(rows, columns)
     left, _ = torch.linalg.qr(torch.randn(rows, rank, generator=generator))
     right, _ = torch.linalg.qr(torch.randn(columns, rank, generator=generator))
-    return 10 * (left * torch.linspace(smallest, 1, rank)) @ right.T
+    matrix: Tensor = 10 * (left * torch.linspace(smallest, 1, rank)) @ right.T
+    return matrix
 
 
 def gradients_like(shape: tuple[int, int], n: int) -> list[Tensor]:

@@ -3,6 +3,7 @@
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 from lmtool.runs.creation import create_and_lock_run
 from lmtool.runs.directory import Run
@@ -22,23 +23,25 @@ HOSTILE = [
 class Elements(HTMLParser):
     """What a browser reads: elements with their attributes, and the text outside of scripts and styles."""
 
-    def __init__(self, html):
+    def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.elements, self.text, self.inside, self.sources = [], "", "", []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.sources: list[tuple[str, dict[str, str | None], str]] = []
+        self.text = self.inside = ""
         self.feed(html)
         self.close()
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attributes)))
         if tag in ("script", "style"):
             self.inside = tag
             self.sources.append((tag, dict(attributes), ""))
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         if tag == self.inside:
             self.inside = ""
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         if self.inside:
             tag, attributes, text = self.sources[-1]
             self.sources[-1] = tag, attributes, text + data
@@ -51,7 +54,16 @@ RECIPE = (
 )
 
 
-def make(folder: Path, *, name="made", kind="causal", seed=1, text="w0rd", steps=40, **info) -> Run:
+def make(
+    folder: Path,
+    *,
+    name: str = "made",
+    kind: str = "causal",
+    seed: int = 1,
+    text: str = "w0rd",
+    steps: int = 40,
+    **info: Any,
+) -> Run:
     """A run with losses 5 - step / 10, a validation every ten steps, and a sample beside it."""
     with create_and_lock_run(
         folder / name,

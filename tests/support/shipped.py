@@ -51,7 +51,7 @@ def small(name: str) -> list[str]:
     # a size of 0 means none, such as layers above one-hot words
     own = {f"model.{field}" for field in type(model).model_fields if getattr(model, field) != 0}
     settings = [text for text in SMALL if not text.startswith("model.") or text.partition("=")[0] in own]
-    if hasattr(recipe_of(name).tokenizer, "vocab_size"):
-        sentinels = recipe_of(name).tokenizer.sentinels
-        settings.append(f"tokenizer.vocab_size={300 + sentinels}")
+    tokenizer = recipe_of(name).tokenizer
+    if hasattr(tokenizer, "vocab_size"):
+        settings.append(f"tokenizer.vocab_size={300 + tokenizer.sentinels}")
     return settings

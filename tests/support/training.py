@@ -67,7 +67,7 @@ class MemoryStore:
         return np.diff(self._ends, prepend=0)
 
     def find_documents(self, token: int) -> NDArray[np.int64]:
-        return np.searchsorted(self._ends, token, side="right")
+        return np.asarray(np.searchsorted(self._ends, token, side="right"), np.int64)
 
 
 def no_report(stage: str, done: int, total: int) -> None:
@@ -129,8 +129,12 @@ class Work:
             rows = (f"the cat {words(i % 7)} {'ran home' if i % 2 else 'sat'},{'ab'[i % 2]}" for i in range(60))
             table = write_table(self.folder / "table.csv", rows)
         settings = ("training.epochs=null", "training.steps=12", "training.batch_size=8", "training.device=cpu")
-        every = ("evaluation.every=4", "checkpoint.every=2", "schedule.warmup_steps=3")
-        every += ("checkpoint.keep_optimizer=true",)
+        every = (
+            "evaluation.every=4",
+            "checkpoint.every=2",
+            "schedule.warmup_steps=3",
+            "checkpoint.keep_optimizer=true",
+        )
         flags = [Setting("data.train", [str(table)], "TABLE"), *taught_by(teacher)]
         all_settings = parse_settings((*settings, *every, *overrides), flags)
         planned = finetuning.plan_finetuning(str(source), None, all_settings)

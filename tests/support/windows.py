@@ -40,7 +40,8 @@ def pretend() -> None:
     for name in LIBRARIES:
         importlib.import_module(name)
     locking = Locking()
-    sys.modules.update(dict.fromkeys(MODULES))
+    for name in MODULES:
+        sys.modules[name] = None  # type: ignore[assignment]  # it cannot be imported
     for module, names in ((os, OF_OS), (signal, OF_SIGNAL)):
         for name in names:
             delattr(module, name)
