@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
 
 SMALL = (
     *("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.d_ff=32", "model.context=16"),
@@ -52,6 +53,6 @@ def small(name: str) -> list[str]:
     own = {f"model.{field}" for field in type(model).model_fields if getattr(model, field) != 0}
     settings = [text for text in SMALL if not text.startswith("model.") or text.partition("=")[0] in own]
     tokenizer = recipe_of(name).tokenizer
-    if hasattr(tokenizer, "vocab_size"):
+    if not isinstance(tokenizer, CharTokenizer | TokenizerFile):
         settings.append(f"tokenizer.vocab_size={300 + tokenizer.sentinels}")
     return settings
