@@ -1,16 +1,18 @@
 """The word lists and phrase tables of the generators can be read, and what is wrong in one is refused."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import stories
-import telling
-import words
+import stories  # type: ignore[import-not-found]
+import telling  # type: ignore[import-not-found]
+import words  # type: ignore[import-not-found]
 
 TOPICS = sorted(path.stem for path in (Path(words.__file__).parent / "words").glob("*.yaml"))
 
 
-def texts(value):
+def texts(value: Any) -> Iterator[str]:
     """All strings of what a file holds, line by line."""
     if isinstance(value, str):
         yield from value.splitlines()
@@ -20,15 +22,15 @@ def texts(value):
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_lines_are_whole_words_and_their_brackets_match(topic):
+def test_lines_are_whole_words_and_their_brackets_match(topic: str) -> None:
     for text in texts(words.load(topic)):
         assert text == text.strip() or text.endswith(" "), text
         telling.compiled(text)
 
 
-def check(steps):
+def check(steps: list[Any]) -> None:
     """Each step is a method of Tale, and `when` names an outcome of the last step that has one."""
-    outcomes = set()
+    outcomes: set[str] = set()
     for step in steps:
         [(head, content)] = step.items() if isinstance(step, dict) else [(step, None)]
         verb, *arguments = head.split()
@@ -43,24 +45,18 @@ def check(steps):
 
 
 @pytest.mark.parametrize("name", [*stories.DATED, *stories.UNDATED, *stories.THREADS])
-def test_each_step_of_a_plot_is_something_that_a_tale_can_do(name):
+def test_each_step_of_a_plot_is_something_that_a_tale_can_do(name: str) -> None:
     side = stories.THREADS.get(name)
     for part in [side["begin"], side["end"]] if side else [stories.PLOTS[name]]:
         check(part)
 
 
-def test_a_line_that_is_no_way_of_a_fork_is_refused():
+def test_blocks_are_read_line_by_line_and_refused_where_a_part_is_missing() -> None:
     assert words.fork("2 kept: one\n0.5 lost: two: three\n") == [(2.0, "one", "kept"), (0.5, "two: three", "lost")]
     with pytest.raises(ValueError, match="one"):
         words.fork("2 one\n")
-
-
-def test_rows_of_a_table_have_all_columns():
     [row] = words.table("noun | plural\nfox | foxes\n")
     assert (row.noun, row.plural, str(row)) == ("fox", "foxes", "fox")
     with pytest.raises(TypeError):
         words.table("noun | plural\nfox\n")
-
-
-def test_words_that_look_like_other_values_are_words():
-    assert words.load("numbers")["numbers"][0] == "no"
+    assert words.load("numbers")["numbers"][0] == "no"  # not False

@@ -12,7 +12,7 @@ from lmtool.runs.directory import Run
 from lmtool.runs.files import RunInfo, ValidationState
 from lmtool.runs.saving import CheckpointContent
 from lmtool.storage.records import encode_json, encode_with_checksum
-from tests.support.cases import nightly_but
+from tests.support.damage import flip_bit
 
 STATE = {"tokens": 4, "seconds": 0.5, "best_step": 2, "best_value": 1.5, "recipe": {"seed": 1}}
 SPLIT = {"table": "a.csv", "train": [1, 2], "test": [3]}
@@ -63,30 +63,17 @@ def test_a_whole_run_is_not_reported(whole: Path) -> None:
     assert list(find_damaged_run_files(whole)) == []
 
 
-def test_every_flipped_bit_of_checkpoints_is_reported(whole: Path) -> None:
+def test_damage_of_any_file_of_a_checkpoint_is_reported(whole: Path) -> None:
     files = [*(whole / "checkpoints" / "step-000001").iterdir()]
     assert len(files) == 4
     for file in files:
-        content = file.read_bytes()
-        for at in range(0, len(content), 3):
-            file.write_bytes(content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :])
-            assert len(found(whole)) == 1, (file.name, at)
-        file.write_bytes(content[:-1])
-        assert len(found(whole)) == 1
-        file.write_bytes(content)
-    assert found(whole) == []
+        flip_bit(file)
+        assert found(whole) == [str(file.relative_to(whole))]
+        flip_bit(file)
 
 
-NAMES = ("run.json", "validated.json", "metrics.json", "split.json", "baseline.json")
-
-
-@pytest.mark.parametrize("name", nightly_but(NAMES, "run.json", "metrics.json"))
-@pytest.mark.parametrize(
-    "content",
-    nightly_but(
-        [b"", b"{", b"[]", b"3", b"\xff", b"null", b"[" * 100_000, b'{"a": %s}' % (b"9" * 5_000)], 0, 1, 3, 4, 6
-    ),
-)
+@pytest.mark.parametrize("name", ["run.json", "validated.json", "metrics.json", "split.json", "baseline.json"])
+@pytest.mark.parametrize("content", [b"{", b"3", b"\xff", b"[" * 100_000])
 def test_other_files_are_reported_when_they_are_no_such_file(name: str, content: bytes, whole: Path) -> None:
     (whole / name).write_bytes(content)
     assert found(whole) == [name]

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import lmtool
-from lmtool.errors import CheckpointError, ResourceError
+from lmtool.errors import ResourceError
 from lmtool.runs.lock import RunLock, is_run_locked
+from tests.support.errors import refuses
 
 HOLD = """
 import os, sys, time
@@ -46,9 +47,9 @@ def holder(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
 def test_a_second_process_is_refused_until_the_first_is_killed(holder: "subprocess.Popen[str]", tmp_path: Path) -> None:
     """Though a child of the first one outlives it."""
     assert is_run_locked(tmp_path)
-    with pytest.raises(CheckpointError) as caught:
+    with refuses("run_in_use") as caught:
         RunLock(tmp_path)
-    assert (caught.value.code, caught.value.where) == ("run_in_use", str(tmp_path))
+    assert caught.value.where == str(tmp_path)
     assert f"pid {holder.pid}" in caught.value.what
     holder.kill()
     holder.wait()
@@ -61,8 +62,9 @@ def test_one_process_cannot_hold_it_twice(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
     lock = RunLock(tmp_path)
     assert is_run_locked(tmp_path)
-    with pytest.raises(CheckpointError, match=f"pid {os.getpid()}"):
+    with refuses("run_in_use") as caught:
         RunLock(tmp_path)
+    assert f"pid {os.getpid()}" in caught.value.what
     lock.release()
     lock.release()
     assert not is_run_locked(tmp_path)
@@ -71,9 +73,10 @@ def test_one_process_cannot_hold_it_twice(tmp_path: Path) -> None:
         RunLock(tmp_path / "none")
 
 
-def test_a_look_at_the_lock_does_not_refuse_a_run_that_starts(tmp_path: Path) -> None:
+def test_a_look_at_the_lock_does_not_refuse_a_run_that_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmtool.runs.lock._ACQUIRE_SECONDS", 60)
     (tmp_path / ".lock").touch()
     handle = os.open(tmp_path / ".lock", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_SH)
-    threading.Timer(0.05, os.close, [handle]).start()
+    threading.Timer(0.03, os.close, [handle]).start()
     RunLock(tmp_path).release()

@@ -7,9 +7,8 @@ from scipy.stats import binomtest, pearsonr
 from lmtool.runs.uncertainty import are_indistinguishable_scores, confidence_interval_95, standard_error
 
 
-@pytest.mark.parametrize("n", [10, 40, 300])
-@pytest.mark.parametrize("p", [0.5, 0.8, 0.95])
-def test_a_share_varies_as_its_error_and_interval_say(n: int, p: float) -> None:
+@pytest.mark.parametrize(("p", "n"), [(0.5, 10), (0.8, 40), (0.95, 300), (0.95, 10)])
+def test_a_share_varies_as_its_error_and_interval_say(p: float, n: int) -> None:
     """19 of 20 intervals hold the true share, and those of counts are near Wilson's."""
     right = np.random.default_rng(0).binomial(n, p, 4000)
     errors, inside = [], 0
