@@ -13,16 +13,13 @@ from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.recipe.spec.text import BpeTokenizer, Data
 from tests.faults.places import make_read_only
 from tests.runs.killing import in_child
+from tests.support.damage import flip_bit
 from tests.support.errors import refuses
 from tests.support.texts import prose
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 CANNOT_MOUNT = 77
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -41,13 +38,18 @@ def content(found: TokenizedData) -> tuple[str, str, list[list[int]]]:
     return found.fingerprint, found.tokenizer.fingerprint, stores
 
 
-def damage(path: Path, how: str) -> None:
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def damage(path: Path, how: str = "flipped") -> None:
     raw = path.read_bytes()
-    at = len(raw) * 2 // 3
     if how == "deleted":
         path.unlink()
+    elif how == "flipped":
+        flip_bit(path, len(raw) * 2 // 3)
     else:
-        path.write_bytes(raw[:at] + (bytes([raw[at] ^ 4]) + raw[at + 1 :] if how == "flipped" else b""))
+        path.write_bytes(raw[: len(raw) * 2 // 3])
 
 
 @pytest.mark.parametrize("how", ["flipped", "truncated", "deleted"])
@@ -72,11 +74,11 @@ def test_damaged_files_are_made_anew(how: str, book: Path, cache: Path, caplog: 
 def test_a_damaged_store_of_a_person_is_left_as_it_is(book: Path, tmp_path: Path) -> None:
     out = tmp_path / "mine"
     prepared(book, out)
-    damage(out / "train" / "tokens-00000.bin", "flipped")
-    before = {path.name: path.read_bytes() for path in (out / "train").iterdir()}
+    damage(out / "train" / "tokens-00000.bin")
+    before = contents_of(out / "train")
     with refuses("damaged"):
         prepared(book, out)
-    assert {path.name: path.read_bytes() for path in (out / "train").iterdir()} == before
+    assert contents_of(out / "train") == before
 
 
 def test_damage_of_a_large_store_stops_its_use_and_is_mended_by_the_next(
@@ -84,7 +86,7 @@ def test_damage_of_a_large_store_stops_its_use_and_is_mended_by_the_next(
 ) -> None:
     before = content(prepared(book))
     train = max(cache.glob("tokens/*"), key=lambda path: (path / "tokens-00000.bin").stat().st_size)
-    damage(train / "tokens-00000.bin", "flipped")
+    damage(train / "tokens-00000.bin")
     monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 0)
     found = prepared(book)
     with refuses("damaged"):
@@ -109,7 +111,6 @@ def test_content_that_cannot_be_parsed_is_made_anew(caplog: pytest.LogCaptureFix
     assert load_or_create("numbers", "k", "a number", lambda: b"twelve", bytes.decode) == "twelve"
     assert load_or_create("numbers", "k", "a number", lambda: b"12", int) == 12
     assert load_or_create("numbers", "k", "a number", lambda: b"13", int) == 12
-    assert [record.getMessage() for record in caplog.records if record.getMessage().startswith("a number")]
     assert len(caplog.records) == 1
 
 
@@ -145,7 +146,3 @@ def test_a_cache_that_may_not_be_written_is_read_and_what_it_lacks_is_made(
         pytest.skip("this user cannot mount a folder")
     assert code == 0
     assert contents_of(cache) == files
-
-
-def contents_of(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

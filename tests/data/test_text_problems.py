@@ -66,13 +66,8 @@ def test_the_example_is_in_both_texts() -> None:
     assert found.percent == pytest.approx(100 * 13 / 16)
 
 
-def test_the_beginning_of_a_long_word_has_no_ngram() -> None:
-    found = find_words_in_shared_ngrams([MultiDocumentChunk(["a b"])], [MultiDocumentChunk(["a" * 100], ends=False)])
-    assert (found.n_words, found.n_shared) == (1, 0)
-
-
-def test_names_are_documents_of_one_word() -> None:
-    found = find_words_in_shared_ngrams(
-        [MultiDocumentChunk(["anna", "bert"])], [MultiDocumentChunk(["bert", "carla", "anna bert"])]
-    )
-    assert (found.n_words, found.n_shared) == (4, 1)
+def test_names_are_documents_of_one_word_and_the_beginning_of_a_long_word_has_no_ngram() -> None:
+    names = [MultiDocumentChunk(["anna", "bert"])], [MultiDocumentChunk(["bert", "carla", "anna bert"])]
+    beginning = [MultiDocumentChunk(["a b"])], [MultiDocumentChunk(["a" * 100], ends=False)]
+    found = [find_words_in_shared_ngrams(*both) for both in (names, beginning)]
+    assert [(one.n_words, one.n_shared) for one in found] == [(4, 1), (1, 0)]
