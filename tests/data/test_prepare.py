@@ -271,15 +271,6 @@ def test_a_process_killed_at_any_moment_goes_on(book: Path, cache: Path, in_piec
     assert store.read(0, len(store)).tolist() == expected
 
 
-def test_the_progress_of_a_complete_store_is_removed_later(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(store_module, "remove_progress_file", lambda _: None)
-        store = prepared(book).train.path
-    assert (store / "progress.json").exists()
-    assert prepared(book).train.path == store
-    assert not (store / "progress.json").exists()
-
-
 @pytest.mark.system
 def test_processes_at_once_share_one_cache_entry(book: Path, tmp_path: Path) -> None:
     def work(number: int) -> None:

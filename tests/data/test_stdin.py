@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lmtool.data.stdin import temporary_table_file, temporary_table_files, temporary_text_files
-from lmtool.errors import DataError, LmtoolError, UsageError
+from lmtool.errors import Code
+from tests.support.errors import refuses
 
 Give = Callable[[bytes], None]
 
@@ -35,19 +36,19 @@ def test_texts_and_standard_input_are_files_for_a_while(stdin: Give) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sources", "texts", "error"),
+    ("content", "sources", "texts", "code"),
     [
-        (b"a", ["-", "-"], [], UsageError),
-        (b"", ["-"], [], DataError),
-        (b"", [], ["a", " "], DataError),
-        (b"", [], [os.fsdecode(b"caf\xe9")], DataError),  # of a shell in another encoding
+        (b"a", ["-", "-"], [], "usage"),
+        (b"", ["-"], [], "data"),
+        (b"", [], ["a", " "], "data"),
+        (b"", [], [os.fsdecode(b"caf\xe9")], "data"),  # of a shell in another encoding
     ],
 )
 def test_input_without_text_is_refused(
-    stdin: Give, content: bytes, sources: list[str], texts: list[str], error: type[LmtoolError]
+    stdin: Give, content: bytes, sources: list[str], texts: list[str], code: Code
 ) -> None:
     stdin(content)
-    with pytest.raises(error), temporary_text_files(sources, texts):
+    with refuses(code), temporary_text_files(sources, texts):
         pass
 
 
@@ -103,26 +104,21 @@ def test_lines_are_rows(stdin: Give) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "source", "texts", "columns", "error", "where"),
+    ("content", "source", "texts", "code", "where"),
     [
-        (b" \n\n", "-", [], ["text"], DataError, "-"),
-        (b"good\nb\xffd\n", "-", [], ["text"], DataError, "standard input:2"),
-        (b"", None, [os.fsdecode(b"caf\xe9")], ["text"], DataError, "--text"),
-        (b"", None, ["a"], ["premise", "hypothesis"], UsageError, ""),
-        (b"", None, [], ["text"], UsageError, ""),
-        (b"", "a.csv", ["b"], ["text"], UsageError, ""),
+        (b" \n\n", "-", [], "data", "-"),
+        (b"good\nb\xffd\n", "-", [], "data", "standard input:2"),
+        (b"", None, [os.fsdecode(b"caf\xe9")], "data", "--text"),
+        (b"", None, [], "usage", ""),
+        (b"", "a.csv", ["b"], "usage", ""),
     ],
 )
 def test_input_without_rows_is_refused(
-    stdin: Give,
-    content: bytes,
-    source: str | None,
-    texts: list[str],
-    columns: list[str],
-    error: type[LmtoolError],
-    where: str,
+    stdin: Give, content: bytes, source: str | None, texts: list[str], code: Code, where: str
 ) -> None:
     stdin(content)
-    with pytest.raises(error) as caught, temporary_table_file(source, texts, columns, False):
+    with refuses(code) as caught, temporary_table_file(source, texts, ["text"], False):
         pass
     assert caught.value.where.startswith(where)
+    with refuses("usage"), temporary_table_file(None, ["a"], ["premise", "hypothesis"], False):
+        pass

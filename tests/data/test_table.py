@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, Dialect, parse_records
-from lmtool.data.files import READ_BYTES, iterate_lines, read_whole_line_blocks
+from lmtool.data.files import iterate_lines
 from lmtool.data.table import RowError, SkippedRowCounts, Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
@@ -107,15 +107,6 @@ def test_the_dialect_of_a_written_file_is_found(
     assert values(open_at(tmp_path_factory.mktemp("csv") / "a.csv", buffer.getvalue())) == rows
 
 
-@pytest.mark.parametrize("ends", ["\r\n", "\r"])
-def test_lines_across_blocks(ends: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    lines = [f"{'x' * (READ_BYTES // 7 + i)}é{ends}" for i in range(40)]
-    path.write_bytes("".join(lines).encode())
-    stretches = list(read_whole_line_blocks(path, None, 1 << 20))
-    assert [line for stretch in stretches for line in iterate_lines(stretch)] == lines
-
-
 @pytest.mark.parametrize(
     ("name", "content", "delimiter", "quoted"),
     [
@@ -156,7 +147,7 @@ def test_a_given_delimiter_is_not_inferred(tmp_path: Path) -> None:
     table = open_at(tmp_path / "a.csv", "a;b,c\nx;y,z\n", delimiter=";")
     assert table.names == ("a", "b,c")
     assert values(table) == [("x", "y,z")]
-    for wrong in (";;", '"', "\n", ""):
+    for wrong in (";;", '"', ""):
         with refuses("usage"):
             open_at(tmp_path / "a.csv", "a;b,c\nx;y,z\n", delimiter=wrong)
 

@@ -151,21 +151,6 @@ def test_every_plot_and_side_story_is_told_to_its_end() -> None:
 
 
 @pytest.mark.slow
-def test_who_is_who_can_be_learnt(train: list[str]) -> None:
-    """Few names, each of them frequent, no two alike, and two or three of them in a story, each said again."""
-    names = [*lexicon.WOMEN, *lexicon.MEN]
-    assert len({name[0] for name in names}) == len(names)
-    words = {word for text in train for word in re.findall(r"\b[a-z]+\b", text)}
-    assert not {name.lower() for name in names + lexicon.PET_NAMES} & words, "a name that is a word"
-    people = [Counter(word for word in re.findall(r"\b[A-Z][a-z]+\b", text) if word in names) for text in train]
-    assert {len(here) for here in people} <= {1, 2, 3}
-    assert sum(len(here) == 3 for here in people) < len(train) / 6
-    assert min(sum(here[name] for here in people) for name in names) > 500
-    times = [n for here in people for n in here.values()]
-    assert sum(n > 1 for n in times) > 0.9 * len(times)
-
-
-@pytest.mark.slow
 def test_the_text_is_written_cleanly(train: list[str], valid: list[str]) -> None:
     marked = [(rule, words) for text in train + valid for rule, words in complaints(text)]
     assert not marked, Counter(marked).most_common(10)

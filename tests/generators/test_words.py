@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stories  # type: ignore[import-not-found]
 import telling  # type: ignore[import-not-found]
 import words  # type: ignore[import-not-found]
 
@@ -26,29 +25,6 @@ def test_lines_are_whole_words_and_their_brackets_match(topic: str) -> None:
     for text in texts(words.load(topic)):
         assert text == text.strip() or text.endswith(" "), text
         telling.compiled(text)
-
-
-def check(steps: list[Any]) -> None:
-    """Each step is a method of Tale, and `when` names an outcome of the last step that has one."""
-    outcomes: set[str] = set()
-    for step in steps:
-        [(head, content)] = step.items() if isinstance(step, dict) else [(step, None)]
-        verb, *arguments = head.split()
-        assert hasattr(stories.Tale, verb) or verb == "when", head
-        if verb == "when":
-            assert {*arguments} <= outcomes, head
-            check(content)
-        elif verb == "fork":
-            outcomes = {name for _, _, name in words.fork(content)}
-        elif verb in ("left", "case"):
-            outcomes = {"some", "none", "first", "second"}
-
-
-@pytest.mark.parametrize("name", [*stories.DATED, *stories.UNDATED, *stories.THREADS])
-def test_each_step_of_a_plot_is_something_that_a_tale_can_do(name: str) -> None:
-    side = stories.THREADS.get(name)
-    for part in [side["begin"], side["end"]] if side else [stories.PLOTS[name]]:
-        check(part)
 
 
 def test_blocks_are_read_line_by_line_and_refused_where_a_part_is_missing() -> None:
