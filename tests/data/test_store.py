@@ -17,8 +17,7 @@ from lmtool.errors import LmtoolError
 from lmtool.storage import checksum as checksum_module
 from lmtool.storage import durable
 from lmtool.storage.checksum import xxh3_by_block
-from lmtool.storage.records import encode_with_checksum
-from tests.support.damage import flip_bit
+from tests.support.damage import flip_bit, forge
 from tests.support.disks import failing_call
 from tests.support.errors import refuses
 
@@ -162,17 +161,10 @@ def manifest_of(store: TokenStore) -> dict[str, Any]:
     return content
 
 
-def forge(store: TokenStore, **changes: Any) -> None:
-    """Changes values of a manifest, whose checksum is right."""
-    manifest = manifest_of(store) | changes
-    del manifest["checksum"]
-    (store.path / "store.json").write_bytes(encode_with_checksum(manifest))
-
-
 def forge_file(store: TokenStore, name: str, content: bytes) -> None:
     """Replaces a file of a store, and its checksums."""
     (store.path / name).write_bytes(content)
-    forge(store, checksums=manifest_of(store)["checksums"] | {name: xxh3_by_block(content)})
+    forge(store.path / "store.json", checksums=manifest_of(store)["checksums"] | {name: xxh3_by_block(content)})
 
 
 def refused(path: Path) -> LmtoolError:
@@ -288,5 +280,5 @@ def test_ids_outside_of_the_vocabulary_are_refused(tmp_path: Path) -> None:
 )
 def test_a_forged_manifest_is_refused(key: str, value: object, tmp_path: Path) -> None:
     store = write(tmp_path / "tokens", chunks(9))
-    forge(store, **{key: value})
+    forge(store.path / "store.json", **{key: value})
     refused(store.path)

@@ -12,7 +12,7 @@ from lmtool.runs.directory import Run
 from lmtool.runs.find import find_resumable_or_last_run
 from lmtool.runs.reference import Reference
 from tests.support.errors import refuses
-from tests.support.runs import MakeRun, start_session
+from tests.support.runs import MakeRun, locked, start_session
 
 
 def found_run(reference: str) -> Path:
@@ -32,8 +32,7 @@ def refused(reference: str) -> CheckpointError:
 
 
 def resume(run: Run) -> None:
-    with run:
-        run.lock()
+    with locked(run):
         start_session(run, 20)
 
 
@@ -176,8 +175,7 @@ def test_the_last_run_that_was_stopped_is_resumed(make: MakeRun) -> None:
     for checkpoint in (torn.path / "checkpoints").iterdir():
         (checkpoint / "model.safetensors").unlink()
     used = make()
-    with used:
-        used.lock()
+    with locked(used):
         run, skipped = find_resumable_or_last_run(include_finished=False)
         assert run.name == stopped.name
         assert skipped == [

@@ -12,7 +12,7 @@ from lmtool.runs.directory import CHECKPOINTS, Run
 from lmtool.runs.lock import is_run_locked
 from lmtool.runs.saving import CheckpointContent
 from tests.runs.killing import die_at_event, is_killed
-from tests.support.runs import FILES, names, run_info, start_session, step_names
+from tests.support.runs import FILES, locked, names, run_info, start_session, step_names
 
 pytestmark = pytest.mark.system
 
@@ -32,8 +32,7 @@ def check(folder: Path) -> int:
         weight, moment = whole.load_model()["weight"], whole.load_optimizer()["moment"]
         assert {*weight.tolist(), *moment.neg().tolist(), whole.load_state()["step"], whole.step} == {step}
     assert not is_run_locked(folder)
-    with Run.open(folder) as run:
-        run.lock()
+    with locked(Run.open(folder)) as run:
         start_session(run, newest.step)
         assert not [name for name in names(folder / CHECKPOINTS) if name.startswith(".")]
         assert [record["step"] for record in run.metrics.read_records()] == list(range(1, newest.step + 1))

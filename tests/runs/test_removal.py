@@ -1,11 +1,9 @@
 """Removing runs: whole ones, only theirs, and none that another run needs."""
 
 import errno
-import json
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,37 +12,30 @@ from lmtool.runs.directory import Run
 from lmtool.runs.find import find_run
 from lmtool.runs.lock import RunLock
 from lmtool.runs.removal import find_removable_runs_older_than, parse_age, remove_run, resolve_removable_runs
-from lmtool.storage.records import encode_with_checksum
+from tests.support.damage import forge
 from tests.support.disks import failing_call
 from tests.support.errors import refuses
 from tests.support.runs import MakeRun, names
 
 DAY = timedelta(days=1)
 BASE = "model: {kind: recurrent, d_model: 8, context: 8}\ntraining: {steps: 1, batch_size: 1}\n"
-ADAPTERS = BASE.replace("recurrent, d_model: 8", "transformer, n_layers: 1, n_heads: 1, d_model: 8") + (
-    "tuning: {lora: {rank: 1}}\n"
-)
-
-
-def change_info(run: Run, **changes: Any) -> dict[str, Any]:
-    """What its run.json now has, without the checksum."""
-    info: dict[str, Any] = json.loads((run.path / "run.json").read_text()) | changes
-    del info["checksum"]
-    (run.path / "run.json").write_bytes(encode_with_checksum(info))
-    return info
+ADAPTERS = BASE.replace("recurrent", "transformer, n_layers: 1, n_heads: 1") + "tuning: {lora: {rank: 1}}\n"
 
 
 def aged(run: Run, days: float) -> Run:
     """The same run, last used so many days ago."""
     when = (datetime.now(UTC) - days * DAY).isoformat()
-    sessions = change_info(run)["sessions"]
-    change_info(run, sessions=[one | {"started": when, "ended": when if one["ended"] else None} for one in sessions])
+    sessions = forge(run.path / "run.json")["sessions"]
+    forge(
+        run.path / "run.json",
+        sessions=[one | {"started": when, "ended": when if one["ended"] else None} for one in sessions],
+    )
     return run
 
 
 def adapt(run: Run, base: Run, recipe: str = ADAPTERS) -> None:
     path = str(base.path.resolve())
-    change_info(run, base={"run": base.name, "path": path, "checkpoint": "step-000010", "sha256": ""})
+    forge(run.path / "run.json", base={"run": base.name, "path": path, "checkpoint": "step-000010", "sha256": ""})
     (run.path / "recipe.yaml").write_text(recipe)
 
 
@@ -134,7 +125,9 @@ def test_a_damaged_run_goes_by_its_name(make: MakeRun, runs: Path) -> None:
 def test_old_runs_are_found_but_for_imported_ones(make: MakeRun) -> None:
     make()
     old, oldest, imported = aged(make(finished=True), 40), aged(make(), 400), aged(make("imported"), 100)
-    change_info(imported, origin={"reference": "hf:a/b", "revision": None, "model_type": "gpt2", "sha256": {}})
+    forge(
+        imported.path / "run.json", origin={"reference": "hf:a/b", "revision": None, "model_type": "gpt2", "sha256": {}}
+    )
     assert find_removable_runs_older_than(DAY) == find_removable_runs_older_than(30 * DAY) == [oldest.path, old.path]
     assert find_removable_runs_older_than(300 * DAY) == [oldest.path]
     assert resolve_removable_runs([imported.name]) == [imported.path]

@@ -1,6 +1,7 @@
 """Small runs on disk, without a training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ def run_info(recipe: str = "tiny") -> RunInfo:
 def start_session(run: Run, step: int = 0, **more: Any) -> list[str]:
     """Begins a session of a locked run after this step."""
     return run.rewind_and_start_session(step=step, **{"command": [], "environment": {}, **more})
+
+
+@contextmanager
+def locked(run: Run) -> Iterator[Run]:
+    """While it lasts, this process may write the run."""
+    with run:
+        run.lock()
+        yield run
 
 
 def make_run(
