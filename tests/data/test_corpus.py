@@ -81,7 +81,8 @@ def test_paragraphs_on_one_line_each_are_documents_where_all_files_have_them(tmp
 @pytest.mark.parametrize("documents_are", ["whole", "line", "blank-line"])
 def test_blocks_and_chunks_do_not_show(documents_are: str, text: str, block: int, chunk: int) -> None:
     blocks = [text[i : i + block] for i in range(0, len(text), block)]
-    split = {"line": corpus_module._split_lines, "blank-line": corpus_module._BLANK_LINES.split}.get(documents_are)
+    splits: dict[str, Callable[[str], list[str]]] = {"blank-line": corpus_module._BLANK_LINES.split}
+    split = {"line": corpus_module._split_lines, **splits}.get(documents_are)
     divide: Callable[[Iterator[str]], Iterator[MultiDocumentChunk]] = corpus_module._chunk_single_document
     if split is not None:
         divide = partial(corpus_module._chunk_documents, split=split)

@@ -30,7 +30,6 @@ from lmtool.recipe.spec.text import (
     TrainedTokenizerSpecBase,
     WordPieceTokenizer,
 )
-from lmtool.storage.durable import cache_folder
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.runs.killing import die_at_event, in_child, is_killed
 from tests.support.errors import refuses
@@ -333,14 +332,3 @@ def test_an_unwritable_cache_is_refused(book: Path, cache: Path) -> None:
     cache.write_text("x")
     with pytest.raises(ResourceError):
         prepared(book, CHAR)
-
-
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    monkeypatch.setenv("LMTOOL_CACHE", "/a")
-    assert cache_folder() == Path("/a")
-    monkeypatch.delenv("LMTOOL_CACHE")
-    assert cache_folder() == Path("/b/lmtool")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == tmp_path / ".cache" / "lmtool"

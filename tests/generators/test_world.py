@@ -1,6 +1,7 @@
 """What happens in the world changes what is true, and what cannot happen is refused."""
 
 import random
+from collections.abc import Callable
 
 import choice  # type: ignore[import-not-found]
 import pytest
@@ -25,12 +26,13 @@ def test_what_happens_once_cannot_happen_again() -> None:
     here.move(None, 5, "coin", TOM)
     here.smash(kite)
     here.vow(TOM, "mend the roof")
-    for refused, act in (
-        ("does not have it", lambda: here.give(TOM, kite, ANN)),
-        ("too few", lambda: here.move(TOM, 3, "coin", ANN)),
-        ("not broken", lambda: here.mend(kite)),
-        ("no open promise", lambda: here.decide(TOM, "no", "mend the roof")),
-    ):
+    acts: dict[str, Callable[[], object]] = {
+        "does not have it": lambda: here.give(TOM, kite, ANN),
+        "too few": lambda: here.move(TOM, 3, "coin", ANN),
+        "not broken": lambda: here.mend(kite),
+        "no open promise": lambda: here.decide(TOM, "no", "mend the roof"),
+    }
+    for refused, act in acts.items():
         act()
         with pytest.raises(world.Impossible, match=refused):
             act()

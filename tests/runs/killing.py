@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,13 @@ def die_at_event(number: int, folder: Path) -> None:
 
     genuine_fsync, genuine_serialise = os.fsync, tensors.serialize_safetensors
 
-    def fsync(handle: int) -> None:
+    def fsync(handle: Any) -> None:
         event()
         genuine_fsync(handle)
         event()
 
-    def serialise(group: dict[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-        for chunk in genuine_serialise(group):
+    def serialise(group: Mapping[str, torch.Tensor], *more: Any) -> Iterator[bytes | memoryview]:
+        for chunk in genuine_serialise(group, *more):
             event()
             yield chunk[: len(chunk) // 2]
             event()
