@@ -52,9 +52,9 @@ def die_at_event(number: int, folder: Path) -> None:
 
     genuine_fsync, genuine_serialise = os.fsync, tensors.serialize_safetensors
 
-    def fsync(handle: Any) -> None:
+    def fsync(fd: Any) -> None:
         event()
-        genuine_fsync(handle)
+        genuine_fsync(fd)
         event()
 
     def serialise(group: Mapping[str, torch.Tensor], *more: Any) -> Iterator[bytes | memoryview]:
@@ -64,5 +64,6 @@ def die_at_event(number: int, folder: Path) -> None:
             event()
             yield chunk[len(chunk) // 2 :]
 
-    os.fsync, tensors.serialize_safetensors = fsync, serialise
+    os.fsync = fsync
+    tensors.serialize_safetensors = serialise  # type: ignore[assignment]
     sys.addaudithook(audit)
