@@ -1,13 +1,18 @@
-"""Files that are suggested in place of one that does not exist."""
+"""Files that are suggested in place of one that does not exist, and the texts that come with lmtool."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
+from lmtool.data import bundled
 from lmtool.data.files import find_files
 from lmtool.data.table import open_table
 from tests.support.errors import refuses
 
+BUNDLED = bundled.data_folder()
+VALID, TRAIN = BUNDLED / "stories.valid.txt", BUNDLED / "stories.txt"
 FILES = ("book.txt", "Letters.txt", "poems.jsonl.gz", "reviews.csv", "tags.conll", "book.pdf", "book.yaml", ".book.txt")
 
 
@@ -57,3 +62,31 @@ def test_a_user_who_does_not_exist_has_no_files(folder: Path) -> None:
     for read in (find_files, open_table):
         with refuses("file_not_found"):
             read("~nobody-of-this-name/text.csv")
+
+
+def test_a_bundled_text_is_found_where_no_file_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_files("data/stories.txt") == [TRAIN]
+    for name in ("stories.txt", "other/stories.txt", "data/no-such.txt"):
+        with refuses("file_not_found"):
+            find_files(name)
+    own = Path("data/stories.txt")
+    own.parent.mkdir()
+    own.write_text("mine")
+    assert find_files("data/stories.txt") == [own]
+
+
+def test_the_entropy_of_a_text_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = json.loads((BUNDLED / bundled.ENTROPY_FILE).read_text("utf-8"))
+    one, two = (known[hashlib.sha256(path.read_bytes()).hexdigest()] for path in (VALID, TRAIN))
+    copy = tmp_path / "renamed.txt"
+    copy.write_bytes(VALID.read_bytes())
+    assert bundled.known_entropy_bits_per_byte([copy]) == bundled.known_entropy_bits_per_byte([VALID])
+    assert bundled.known_entropy_bits_per_byte([VALID]) == pytest.approx(one["bits_per_byte"], abs=1e-6)
+    both = (one["bits"] + two["bits"]) / (one["bytes"] + two["bytes"])
+    assert bundled.known_entropy_bits_per_byte([VALID, TRAIN]) == pytest.approx(both)
+    copy.write_bytes(VALID.read_bytes()[:-1] + b"!")
+    for unknown in ([], [copy], [VALID, copy], [BUNDLED / "translation.tsv"], [BUNDLED / "reviews.csv"]):
+        assert bundled.known_entropy_bits_per_byte(unknown) is None
+    monkeypatch.setattr(bundled, "data_folder", lambda: tmp_path / "none")
+    assert bundled.known_entropy_bits_per_byte([VALID]) is None

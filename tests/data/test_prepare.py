@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from lmtool.recipe.spec.text import (
     WordPieceTokenizer,
 )
 from lmtool.tokenization.tokenizer import Tokenizer
-from tests.runs.killing import die_at_event, in_child, is_killed
+from tests.runs.killing import in_child
 from tests.support.errors import refuses
 from tests.support.texts import HOSTILE, prose
 
@@ -222,20 +221,11 @@ def test_stores_are_written_to_a_folder_of_their_own(book: Path, tmp_path: Path)
     assert TokenStore(out / "train").fingerprint == made.train.fingerprint
 
 
-@pytest.fixture
-def in_pieces(book: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], TokenStore]:
-    """Tokenizes the book in chunks and shards that are small."""
+def test_an_interrupted_store_goes_on(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "SHARD_TOKENS", 2_500)
     monkeypatch.setattr("lmtool.data.corpus.CHUNK_CHARACTERS", 4_000)
     monkeypatch.setattr("lmtool.data.files.READ_BYTES", 4_000)
-    return partial(
-        tokenize_files, [str(book)], Data(split="slice", documents="whole"), Tokenizer.train(BPE, ["a book"])
-    )
-
-
-def test_an_interrupted_store_goes_on(
-    book: Path, in_pieces: Callable[[], TokenStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tokenizer, data = Tokenizer.train(BPE, [prose(3_000)]), Data(split="slice", documents="whole")
     encode, encoded = prepare_module._encode_chunk, 0
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -247,27 +237,14 @@ def test_an_interrupted_store_goes_on(
 
     monkeypatch.setattr(prepare_module, "_encode_chunk", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        in_pieces()
+        tokenize_files([str(book)], data, tokenizer)
     before, encoded = encoded, 100
-    store = in_pieces()
+    store = tokenize_files([str(book)], data, tokenizer)
     text = book.read_bytes().decode()
-    assert store.read(0, len(store)).tolist() == Tokenizer.train(BPE, ["a book"]).encode(text)
+    assert store.read(0, len(store)).tolist() == tokenizer.encode(text)
     assert 0 < encoded - 100 < len(text) / 4_000
     assert before + encoded - 100 >= len(text) / 4_000 - 2
     assert len(store._shards) > 2
-
-
-@pytest.mark.system
-def test_a_process_killed_at_any_moment_goes_on(book: Path, cache: Path, in_pieces: Callable[[], TokenStore]) -> None:
-    def tokenize(moment: int) -> None:
-        die_at_event(moment, cache)
-        in_pieces()
-
-    moments = (9, 1, 30, 40, 14, 60, 5, 2, 90, 130)
-    assert sum(is_killed(partial(tokenize, moment)) for moment in moments) > 5
-    store = in_pieces()
-    expected = Tokenizer.train(BPE, ["a book"]).encode(book.read_bytes().decode())
-    assert store.read(0, len(store)).tolist() == expected
 
 
 @pytest.mark.system

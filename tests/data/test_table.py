@@ -1,8 +1,9 @@
-"""Reading tables: dialects, encodings, and errors for bad rows; see also test_rowfile.py."""
+"""Reading tables, annotated text among them: dialects, encodings, and faults of rows; see also test_rowfile.py."""
 
 import csv
 import gzip
 import io
+import json
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, Dialect, parse_records
 from lmtool.data.files import iterate_lines
-from lmtool.data.table import RowError, SkippedRowCounts, Table, open_table
+from lmtool.data.table import RowError, SkippedRowCounts, Table, format_csv_or_conll_rows, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 from tests.support.errors import refuses
@@ -43,13 +44,6 @@ def test_a_table_knows_its_columns_and_numbers_of_rows(ending: str, tmp_path: Pa
     assert table.names == ("id", "text")
     assert [row.number for row in table.rows()] == [1, 2, 3]
     assert "3 rows, 2 columns" in table.describe()
-
-
-def test_rows_know_their_lines(tmp_path: Path) -> None:
-    table = open_at(tmp_path / "a.csv", '\na,b\n\n"x\n\ny",1\n2,"3"\n\n \n4,5')
-    assert [(row.number, row.line) for row in table.rows()] == [(1, 4), (2, 7), (3, 10)]
-    table = open_at(tmp_path / "a.jsonl", '{"a": 1}\n\n{"b": 2}\n')
-    assert [tuple(row) for row in table.rows()] == [(1, 1, (1, None)), (2, 3, (None, 2))]
 
 
 def test_a_dataset_names_its_classes_and_flattens_translations(tmp_path: Path) -> None:
@@ -234,6 +228,14 @@ FAULTS = [
     ("a.jsonl", f'{{"t": 1, "l": "{LONG}"}}\n{{"t": 2}}\n', "field too long", "1, row 1, column 'l'", [(2, None)]),
     ("a.jsonl", f'{{"t": 1, "l": 2}}\n{{"t": {[1] * 900}}}\n', "field too long", "2, row 2", [(1, 2)]),
     ("a.jsonl", '{"t": "a\\u0000", "l": 1}\n{"t": 2}\n', "NUL byte", "1, row 1, column 't'", [(2, None)]),
+    (
+        "a.conll",
+        "a O\nb O\n\nc O\nd\n\ne O\n",
+        "uneven columns",
+        "5, row 2",
+        [(["a", "b"], ["O", "O"]), (["e"], ["O"])],
+    ),
+    ("a.conll", f"{LONG} O\nb O\n\nc O\n", "field too long", "1, row 1, column 'tokens'", [(["c"], ["O"])]),
     ("a.jsonl", '{"t": 1}\n{"t": }\n', "not JSON", "2, row 2", [(1,)]),
     ("a.jsonl", '{"t": 1}\n{"t": 1, "t": 2}\n', "duplicate key", "2, row 2, column 't'", [(1,)]),
 ]
@@ -255,6 +257,74 @@ def test_bad_rows_are_refused_where_they_are_or_skipped(
     assert skipped.rows is not None
     assert skipped.rows[caught.value.row] == kind
     assert table.n_rows == skipped.count + len(values(table, SkippedRowCounts()))
+
+
+TAGGED = "-DOCSTART- -X- O\n\nOtto NNP B-PER\nran VBD O\n\n\n# NN O\n"
+
+
+@pytest.mark.parametrize(("gap", "end"), [(" ", "\n"), ("\t", "\r\n"), ("   ", "\n")])
+def test_sentences_are_rows_of_columns(gap: str, end: str, tmp_path: Path) -> None:
+    table = open_at(tmp_path / "a.conll", TAGGED.replace(" ", gap).replace("\n", end))
+    assert table.names == ("tokens", "column 2", "tags")
+    assert [(row.number, row.line, row.values) for row in table.rows()] == [
+        (1, 3, (["Otto", "ran"], ["NNP", "VBD"], ["B-PER", "O"])),
+        (2, 7, (["#"], ["NN"], ["O"])),
+    ]
+
+
+def test_words_may_have_no_tags_or_spaces_in_them(tmp_path: Path) -> None:
+    table = open_at(tmp_path / "a.conll.gz", gzip.compress(b"a\nb\n\nc"))
+    assert table.names == ("tokens",)
+    assert [row.values for row in table.rows()] == [(["a", "b"],), (["c"],)]
+    (row,) = open_at(tmp_path / "a.conll", "New York\tB-X\n").rows()
+    assert row.values == (["New York"], ["B-X"])
+
+
+def test_predicted_tags_are_a_further_column(tmp_path: Path) -> None:
+    table = open_at(tmp_path / "a.conll", TAGGED)
+    rows = ((row, (["B-PER", "O"][: len(row.values[0])],)) for row in table.rows())
+    written = "".join(format_csv_or_conll_rows(table, ("predicted",), rows))
+    assert written == "Otto\tNNP\tB-PER\tB-PER\nran\tVBD\tO\tO\n\n#\tNN\tO\tB-PER\n\n"
+
+
+def squad(*paragraphs: Any) -> str:
+    return json.dumps({"version": "2.0", "data": [{"title": "t", "paragraphs": list(paragraphs)}]})
+
+
+def test_questions_are_rows(tmp_path: Path) -> None:
+    answers = [{"text": "Otto", "answer_start": 0}]
+    qas = [
+        {"id": "1", "question": "Who ran?", "answers": answers},
+        {"id": "2", "question": "Where?", "is_impossible": True},
+        {"question": "When?"},
+    ]
+    table = open_at(tmp_path / "a.json", squad({"context": "Otto ran.", "qas": qas}, {"context": "", "qas": []}))
+    assert table.names == ("id", "question", "context", "answers")
+    assert [row.values for row in table.rows()] == [
+        ("1", "Who ran?", "Otto ran.", answers),
+        ("2", "Where?", "Otto ran.", []),
+        (None, "When?", "Otto ran.", None),
+    ]
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"data": 1}', '{"data": []}', '{"data": [{"paragraphs": [1]}]}'])
+def test_other_json_is_refused(content: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        open_at(tmp_path / "a.json", content)
+
+
+IMPOSSIBLE = {"question": "?", "is_impossible": True, "answers": [{"text": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("context", "question", "kind"),
+    [(3, {"question": "Who?"}, "wrong type"), ("a", {}, "wrong type"), ("a", IMPOSSIBLE, "impossible question")],
+)
+def test_wrong_questions_are_faults(context: object, question: object, kind: str, tmp_path: Path) -> None:
+    table = open_at(tmp_path / "a.json", squad({"context": context, "qas": [question]}))
+    with pytest.raises(RowError) as caught:
+        list(table.rows())
+    assert caught.value.kind == kind
 
 
 @pytest.mark.parametrize(

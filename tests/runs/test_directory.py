@@ -14,7 +14,7 @@ import torch
 from lmtool import __version__
 from lmtool.runs.creation import check_output_free_and_writable, create_and_lock_run
 from lmtool.runs.directory import Run
-from lmtool.runs.files import Session, ValidationState, describe_environment
+from lmtool.runs.files import ValidationState, describe_environment
 from lmtool.runs.lock import RunLock
 from lmtool.runs.saving import CheckpointContent
 from tests.support.damage import forge
@@ -102,13 +102,6 @@ def test_a_new_run_keeps_its_files_and_environment(runs: Path, tmp_path: Path) -
     assert session.environment.items() >= (expected | {"gpu": None}).items()
     assert str(session.environment["torch"]).split("+")[0] == torch.__version__.split("+")[0]
     assert again.last_started == session.started > again.info.created
-
-
-@pytest.mark.parametrize("year", ["0100", "1970", "2026", "9027"])
-def test_a_clock_may_be_wrong(year: str) -> None:
-    stamp = f"{year}-01-01T00:00:00+00:00"
-    session = Session(started=stamp, ended=None, step=0, outcome=None, command=[], environment={})
-    assert session.started == stamp
 
 
 def attempts(folder: Path | None) -> list[Callable[[], object]]:
