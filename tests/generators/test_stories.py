@@ -44,7 +44,7 @@ def limits() -> Limits:
 @pytest.mark.slow
 def test_all_files_are_built_byte_for_byte(tmp_path: Path) -> None:
     bundle.build(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 11
+    assert len(list(tmp_path.iterdir())) == 15
     for path in tmp_path.iterdir():
         assert path.read_bytes() == (DATA / path.name).read_bytes(), f"{path.name}: run make data"
 
