@@ -125,7 +125,7 @@ def test_windows_lie_in_the_stream_and_do_not_overlap(context: int, more: int, s
 
 
 @pytest.mark.parametrize(("n_tokens", "n_phases"), [(1000, 16), (32, 16), (31, 15), (17, 1), (16, 0)])
-def test_phases_are_uniform_over_what_fits(n_tokens: int, n_phases: int) -> None:
+def test_windows_begin_equally_often_wherever_they_fit(n_tokens: int, n_phases: int) -> None:
     if not n_phases:
         with pytest.raises(DataError):
             RandomOffsetWindows(n_tokens, 16, seed=0)

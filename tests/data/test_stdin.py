@@ -93,7 +93,7 @@ def rows(source: str) -> list[object]:
     return [json.loads(line) for line in Path(source).read_text().splitlines()]
 
 
-def test_lines_are_rows(stdin: Give) -> None:
+def test_lines_of_standard_input_are_rows(stdin: Give) -> None:
     stdin('\ufeffA naïve "film", =1\r\n\n  \nbad\u2028still bad'.encode())
     with temporary_table_file("-", [], ["review"], False) as source:
         assert rows(source) == [{"review": 'A naïve "film", =1'}, {"review": "bad\u2028still bad"}]

@@ -59,7 +59,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("unit", [1, 50, 1 << 20])
-def test_units_are_the_text(folder: Path, monkeypatch: pytest.MonkeyPatch, unit: int) -> None:
+def test_the_units_of_a_stream_have_all_documents_in_order(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, unit: int
+) -> None:
     monkeypatch.setattr(streaming, "UNIT_BYTES", unit)
     text = streamed(folder)
     assert documents_of_units(text) == documents(open_corpus([str(folder)], "text", "blank-line").chunks())

@@ -51,7 +51,9 @@ def in_chunks(documents: list[str], cut: int) -> list[MultiDocumentChunk]:
 
 @given(DOCUMENTS, DOCUMENTS, st.integers(1, 12), st.integers(2, 4))
 @settings(deadline=None)
-def test_the_same_as_by_sets_of_ngrams(train: list[str], valid: list[str], cut: int, n: int) -> None:
+def test_words_in_shared_ngrams_are_those_of_a_plain_count(
+    train: list[str], valid: list[str], cut: int, n: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "NGRAM_WORDS", n)
         found = find_words_in_shared_ngrams(in_chunks(train, cut), in_chunks(valid, cut))

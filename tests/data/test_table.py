@@ -330,7 +330,7 @@ def test_wrong_questions_are_faults(context: object, question: object, kind: str
 @pytest.mark.parametrize(
     "content", ['"some words of a sentence, ",label\n' * 60_000, "x" * 3_000_000, '"x,y\n' + "x,y\n" * 600_000]
 )
-def test_memory_is_bounded(content: str, tmp_path: Path) -> None:
+def test_a_table_is_read_in_bounded_memory(content: str, tmp_path: Path) -> None:
     """Of rows, of one line without an end, and of a quote that is never closed."""
     table = open_at(tmp_path / "a.csv", "text,label\n" + content, field_limit=10_000)
     tracemalloc.start()

@@ -36,7 +36,7 @@ def ordered(sentence: str) -> Pair | None:
     return None
 
 
-def test_who_came_first() -> None:
+def test_who_came_first_follows_from_the_premise() -> None:
     for match, sentences, label in claims("entailment", rf".*(\w+) (?:{MORE}|{LESS}) (\w+)", 500):
         claim = ordered(match.string)
         assert claim is not None
@@ -48,7 +48,7 @@ def test_who_came_first() -> None:
         assert follows == label, match.string
 
 
-def test_how_many() -> None:
+def test_how_many_follows_from_the_premise() -> None:
     """The sum decides, with "a few" for anything from one to eight."""
     pattern = r"(\w+) (?:now )?has (exactly|more than|fewer than) (\w+) (\w+)"
     for claim, sentences, label in claims("entailment", pattern, 500):
@@ -68,7 +68,7 @@ def test_how_many() -> None:
         assert follows == label, claim.string
 
 
-def test_whether_a_promise_was_kept() -> None:
+def test_whether_a_promise_was_kept_follows_from_the_premise() -> None:
     n_read = 0
     for claim, sentences, label in claims("entailment", r"(\w+)", 200):
         due, done = {}, {}
@@ -87,7 +87,7 @@ def test_whether_a_promise_was_kept() -> None:
     assert n_read > 200
 
 
-def test_who_is_older() -> None:
+def test_who_is_older_follows_from_the_premise() -> None:
     for claim, sentences, label in claims("kinship", r"(\w+) is (older|younger) than (\w+)", 150):
         before: set[Pair] = set()
         twins: set[Pair] = set()
@@ -109,7 +109,7 @@ def test_who_is_older() -> None:
         assert (goal in before) == (label == "entailment"), claim.string
 
 
-def test_how_old() -> None:
+def test_how_old_follows_from_the_premise() -> None:
     for claim, sentences, label in claims("kinship", r"(\w+) is (\w+) years old\.", 150):
         premise = ". ".join(sentences) + "."
         stated = re.findall(r"(\w+) (?:is (\w+) years old|has just turned (\w+))\.", premise)

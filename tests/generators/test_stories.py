@@ -79,14 +79,14 @@ def test_a_story_with_a_changed_name_is_impossible(valid: list[str]) -> None:
         assert bits_of(stories.story, spoilt) == float("inf")
 
 
-def test_peoplethat_hold_are_coherent(valid: list[str]) -> None:
+def test_stories_that_hold_are_coherent(valid: list[str]) -> None:
     assert all(map(coherence.holds, valid[:8]))
     assert not any(coherence.holds(f"{text} {text}") for text in valid[:3])
     whose = next(text for text in valid if "back the" in text)
     assert not coherence.holds(re.sub(r"back the .*?,", "back the wardrobe,", whose))
 
 
-def test_peopleare_short_and_their_files_small(train: list[str], valid: list[str]) -> None:
+def test_stories_are_short_and_their_files_small(train: list[str], valid: list[str]) -> None:
     assert len({*train, *valid}) == len(train) + len(valid), "a story is told twice"
     assert 2_700_000 < (DATA / "stories.txt").stat().st_size < 3_300_000
     assert 130_000 < (DATA / "stories.valid.txt").stat().st_size < 170_000
@@ -160,5 +160,5 @@ def test_the_text_is_written_cleanly(train: list[str], valid: list[str]) -> None
     "bad",
     ["A apple.", "An pear.", "He had the the hat.", "It was. he went.", 'He said "no.', "One coins.", "In a {b}."],
 )
-def test_the_copy_editor_sees(bad: str) -> None:
+def test_faults_of_style_are_found(bad: str) -> None:
     assert complaints(bad)

@@ -61,7 +61,7 @@ def test_a_parser_recovers_the_choices_of_every_test_row(made: Any, pairs: Pairs
 
 
 @pytest.mark.slow
-def test_what_the_grammar_does_not_say_has_no_tree_and_what_it_says_the_probability_of_its_derivations() -> None:
+def test_a_sentence_has_the_probability_of_its_derivations_or_no_tree() -> None:
     assert not readings("Anna will sleeps.")
     assert not readings("Will Anna sleep.")
     for source in ("Anna will sleep.", "The old baker waited.", "Who sings every night?", "A dog ate my apple."):
@@ -71,7 +71,7 @@ def test_what_the_grammar_does_not_say_has_no_tree_and_what_it_says_the_probabil
 
 
 @pytest.mark.slow
-def test_bits_of_drawing_without_replacement(made: Any) -> None:
+def test_the_bits_of_a_row_are_those_of_what_was_not_drawn_before(made: Any) -> None:
     """What the rows drawn before had of the probability of a length is spent."""
     for n in (3, 9):
         spent = sum(2.0**-row.bits for row in made["translation.tsv"] if len(row.source.split()) == n)
@@ -111,7 +111,7 @@ def test_roots_have_two_harmonious_syllables_and_do_not_look_like_prefixes() -> 
             assert root[:2] not in prefixes, key
 
 
-def test_verbs_agree() -> None:
+def test_translations_are_those_made_by_hand() -> None:
     """The hand-made translations of some sentences, which show agreement, order and links."""
     for source, gloss in {
         "The bell and the drum were old.": "bell drum both C2P-old-PAST",

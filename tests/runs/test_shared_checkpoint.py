@@ -229,7 +229,7 @@ def test_no_process_waits_for_logs_that_cannot_be_written(tmp_path: Path) -> Non
         )
 
 
-def test_moments_are_removed_the_first_file_first(tmp_path: Path) -> None:
+def test_optimizer_files_are_removed_the_first_one_first(tmp_path: Path) -> None:
     """So that a removal that is killed leaves a checkpoint without moments, and none that is damaged."""
     path = save(tmp_path, 4).path
     with failing_call(Path, "unlink", number=2), pytest.raises(OSError, match="No space"):
