@@ -176,14 +176,14 @@ def refused(path: Path) -> LmtoolError:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_flipped_bit_and_lost_or_exchanged_file_is_found(name: str, tmp_path: Path) -> None:
-    store = write(tmp_path / "tokens", chunks(9))
+    store = write(tmp_path / "tokens", chunks(5))
     file = store.path / name
     content = file.read_bytes()
     for at in range(len(content)):
         flip_bit(file, at)
         refused(store.path)
         flip_bit(file, at)
-    other = write(tmp_path / "other", chunks(9, seed=1)).path / name
+    other = write(tmp_path / "other", chunks(5, seed=1)).path / name
     for wrong in content + b"\0\0", content[:-2], other.read_bytes().ljust(len(content), b"\0")[: len(content)]:
         file.write_bytes(wrong)
         refused(store.path)
