@@ -66,16 +66,6 @@ def test_a_text_divides_into_documents(
         assert read(path, documents_are="line", stream=True) == [line + "\n" for line in lines]
 
 
-def test_paragraphs_on_one_line_each_are_documents_where_all_files_have_them(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\n\ntwo\n\n\nthree\n")
-    assert read(tmp_path) == ["one", "two", "three"]
-    (tmp_path / "b.txt").write_text("one line only\n")
-    assert len(read(tmp_path)) == 4
-    assert read(tmp_path / "b.txt") == ["one line only\n"]
-    (tmp_path / "c.txt").write_text("two\nlines\n")
-    assert len(read(tmp_path)) == 3
-
-
 @given(text=st.text(st.sampled_from("a \n\r\té"), max_size=60), block=st.integers(1, 9), chunk=st.integers(1, 9))
 @example(text="aaaaaaa\r\n", block=1, chunk=1)
 @settings(deadline=None)

@@ -11,10 +11,8 @@ from lmtool.model import LanguageModel
 from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.blocks import FeedForward
 from lmtool.model.layers.experts import Experts  # type: ignore[import-untyped]
-from lmtool.model.lora import LoraLinear, add_adapters_and_freeze_
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
-from lmtool.recipe.spec.training import Lora
 from tests.support import tiny
 
 N, D = 4, 4
@@ -99,18 +97,3 @@ def test_any_split_of_a_batch_gives_the_same_gradient() -> None:
         assert wanted.grad is not None, name
         assert wanted.grad.any() or ".experts." in name, name
         torch.testing.assert_close(parameter.grad, wanted.grad, rtol=1e-9, atol=1e-12)
-
-
-def test_an_expert_that_nobody_asks_still_has_a_gradient_of_zeros() -> None:
-    layer = experts()
-    with torch.no_grad():
-        layer.router_ND.copy_(torch.eye(N, D))
-    read(layer, torch.eye(D, dtype=torch.float64)[None, :2]).x_BTD.sum().backward()
-    gradients = [expert.out.weight.grad for expert in layer.experts]
-    assert [bool(grad.any()) for grad in gradients] == [True, True, False, False]
-
-
-def test_adapters_reach_every_expert() -> None:
-    adapted = model()
-    add_adapters_and_freeze_(adapted, Lora(targets=("feed-forward",)))
-    assert sum(isinstance(module, LoraLinear) for module in adapted.modules()) == 2 * 3 * 2

@@ -5,7 +5,6 @@ import re
 from functools import partial
 from typing import Any
 
-import language  # type: ignore[import-not-found]
 import orune  # type: ignore[import-not-found]
 import pytest
 import translation  # type: ignore[import-not-found]
@@ -99,16 +98,6 @@ def test_every_word_has_one_gloss(made: Any) -> None:
 def test_words_are_open_syllables_or_ones_closed_by_n_l_r_or_s(pairs: Pairs) -> None:
     words = {word for name in FILES for _, target in pairs[name] for word in target.removesuffix(".").lower().split()}
     assert not [word for word in words if not re.fullmatch("(?:[tkrlmnsdvpbyhg]?[aeiou][nlrs]?)+", word)]
-
-
-def test_roots_have_two_harmonious_syllables_and_do_not_look_like_prefixes() -> None:
-    prefixes = {mark for pair in language.CLASSES.values() for mark in pair} | {*language.PERSONS.values()}
-    prefixes |= {"vi", "yo", "ve", "go", "ho", "he"}
-    for key, root in language.ROOTS.items():
-        if not key.startswith("names."):
-            onset = "[tkrlmnsdvpbyhg]"
-            assert re.fullmatch(f"{onset}[ei][nlrs]?{onset}[ei]|{onset}[aou][nlrs]?{onset}[aou]", root), key
-            assert root[:2] not in prefixes, key
 
 
 def test_translations_are_those_made_by_hand() -> None:
