@@ -31,6 +31,7 @@ from lmtool.recipe.spec.text import (
 )
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.runs.killing import in_child
+from tests.support.damage import flip_bit
 from tests.support.errors import refuses
 from tests.support.texts import HOSTILE, prose
 
@@ -219,6 +220,12 @@ def test_stores_are_written_to_a_folder_of_their_own(book: Path, tmp_path: Path)
         with pytest.raises(UsageError):
             prepared(book, spec, valid_fraction=fraction, out=folder)
     assert TokenStore(out / "train").fingerprint == made.train.fingerprint
+    damaged = out / "train" / "tokens-00000.bin"
+    flip_bit(damaged)
+    content = damaged.read_bytes()
+    with refuses("damaged"):  # what a person named is not made anew
+        prepared(book, out=out)
+    assert damaged.read_bytes() == content
 
 
 def test_an_interrupted_store_goes_on(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:

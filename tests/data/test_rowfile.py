@@ -90,6 +90,7 @@ FAULTY: dict[str, tuple[bytes, str]] = {
     "book.csv": (b"PK\x03\x04rest", ""),
     "broken.jsonl": (b'{"text": "a"}\n\n{"text": }\n', ":3, row 2"),
     "deep.jsonl": (b'{"text": "a"}\n' + b"[" * 100_000 + b"\n", ":2, row 2"),
+    "list.jsonl": (b'{"text": "a"}\n["a"]\n', ":2, row 2"),
     "broken.json": (b'[{"text": "a"},\n{"text": }\n]', ":2"),
     "deep.json": (b'[{"text": "a"}, {"text": ' + b"[" * 100_000, ":1"),
     "cut.json": (json_list(CELLS)[:-2], ":1"),

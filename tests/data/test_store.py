@@ -243,8 +243,9 @@ def test_only_a_disposable_store_goes_when_it_is_damaged(tmp_path: Path) -> None
 
 def test_an_error_of_the_system_is_no_damage(tmp_path: Path) -> None:
     store = write(tmp_path / "store", chunks(10))
-    with failing_call(durable, "map_file", code=errno.EMFILE), refuses("resource"):
-        TokenStore(store.path, invalidate_if_damaged=True)
+    for code in (errno.EMFILE, errno.EACCES):
+        with failing_call(durable, "map_file", code=code), refuses("resource"):
+            TokenStore(store.path, invalidate_if_damaged=True)
     TokenStore(store.path).verify()
 
 

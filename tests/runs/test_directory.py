@@ -274,9 +274,9 @@ def test_a_validation_is_recorded_until_a_session_begins_before_it(
     [
         *((name, content) for name in ("run.json", "validated.json") for content in (b"{", b"[]", b"\xff")),
         ("validated.json", b'{"step": 1, "best_step": "2"}'),
-        *(("run.json", content) for content in (None, {"format": 2}, {"created": "2026-01-01"}, {"base": {}})),
-        ("run.json", {"sessions": [{}]}),
-        ("run.json", {"sessions": 3}),
+        ("run.json", None),
+        *(("run.json", {"created": "2026-01-01"}), ("run.json", {"base": {}}), ("run.json", {"format": 2})),
+        *(("run.json", {"sessions": [{}]}), ("run.json", {"sessions": 3})),
         *(("run.json", {key: None}) for key in ("unknown", "fingerprints")),
         ("run.json", {"data": {"lines": [], "bytes_per_token": "many"}}),
     ],
