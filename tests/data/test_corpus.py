@@ -2,7 +2,6 @@
 
 import errno
 import gzip
-import json
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -102,12 +101,6 @@ def test_a_long_text_comes_in_chunks(documents_are: Any, ending: str, text: str,
         assert documents(chunks) == [text, "next"]
     elif documents_are == "whole" or " " not in text:
         assert documents(chunks) == [text]
-
-
-def test_blank_rows_are_no_documents_however_long(tmp_path: Path) -> None:
-    rows = ["a", "", None, " \n", " " * 1_000_000, "b"]
-    (tmp_path / "a.jsonl").write_text("\n\n".join(json.dumps({"text": row}) for row in rows))
-    assert read(tmp_path / "a.jsonl") == ["a", "b"]
 
 
 def test_folders_and_patterns_name_visible_texts(tmp_path: Path) -> None:
@@ -237,11 +230,3 @@ def test_documents_are_found_in_texts_of_this_shape(shape: str, tmp_path: Path) 
             text = "\n".join(make(random.Random(seed))) + "\n"
             path.write_text(text.replace("\n", end), encoding="utf-8", newline="")
             assert infer_document_division([path]) == expected, seed
-
-
-def test_all_files_have_to_be_lists_of_text(tmp_path: Path) -> None:
-    for name, shape in (("a.txt", "names"), ("b.txt", "dialogue"), ("a.csv", "names")):
-        (tmp_path / name).write_text("\n".join(SHAPES[shape][1](random.Random(1))))
-    assert infer_document_division([tmp_path / "a.txt"]) == "line"
-    assert infer_document_division([tmp_path / "a.txt", tmp_path / "b.txt"]) == "whole"
-    assert infer_document_division([tmp_path / "a.csv"]) == "whole"

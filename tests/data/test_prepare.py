@@ -274,15 +274,6 @@ def test_heavy_libraries_are_not_imported() -> None:
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
-def test_progress_is_reported(book: Path) -> None:
-    reports: list[tuple[str, int, int]] = []
-    prepared(book, report=lambda *report: reports.append(report))
-    assert [*dict.fromkeys(stage for stage, _, _ in reports)] == ["reading", "training the tokenizer", "tokenizing"]
-    n_characters = len(book.read_bytes().decode())
-    assert ("tokenizing", n_characters, n_characters) in reports
-    assert all(0 < done <= (total or n_characters) for _, done, total in reports)
-
-
 @pytest.mark.parametrize(("budget", "size"), [(1_000, 50), (10_000, 50), (50_000, 5_000)])
 def test_a_sample_is_spread_and_within_its_budget(budget: int, size: int) -> None:
     texts = [f"{i} " + "é word" * (size // 6) for i in range(250_000 // size)]
