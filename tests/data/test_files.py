@@ -28,14 +28,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("bok.txt", "book.txt"),
         ("book", "book.txt"),
         ("BOOK.TXT", "book.txt"),
         ("poem.jsonl", "poems.jsonl.gz"),
         ("reviews.cvs", "reviews.csv"),
         ("novel.txt", "texts/novel.txt"),
         ("txts/novle.txt", "texts/novel.txt"),
-        ("./nvel.txt", "texts/novel.txt"),
         ("text", "texts"),
         ("data/Stories.TXT", "data/stories.txt"),
         ("storeis.txt", "data/stories.txt or data/stories.valid.txt"),

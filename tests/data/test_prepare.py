@@ -140,7 +140,6 @@ def test_long_documents_are_framed_once(tmp_path: Path) -> None:
         (Data(train=("paragraphs.txt",), split="slice"), "slice", "whole"),
         (Data(train=("one.txt", "paragraphs.txt")), "document", "whole"),
         (Data(train=("one.txt",), documents="line"), "document", "line"),
-        (Data(train=("one.txt",), valid=("paragraphs.txt",)), "slice", "whole"),
         (Data(train=("one.txt",), valid=("one.txt",), split="document"), "document", "whole"),
     ],
 )

@@ -55,7 +55,6 @@ def test_input_without_text_is_refused(
 @pytest.mark.parametrize(
     ("content", "ending"),
     [
-        (b"text,label\na,b\n", ".csv"),
         (b'\xef\xbb\xbf{"text": "a"}\n', ".jsonl"),
         (b'\n {"text": "a"}\n', ".jsonl"),
         (b'\n [\n{"text": "a"}]\n', ".json"),
@@ -75,7 +74,6 @@ def test_the_format_of_a_table_on_standard_input(stdin: Give, content: bytes, en
     ("content", "columns", "is_table"),
     [
         (b"text,label\na,b\n", ["text"], True),
-        (b"id;text\n1;a\n", ["text"], True),
         (b'"text"\r\na\r\n', ["text"], True),
         (b"premise\thypothesis\na\tb\n", ["premise", "hypothesis"], True),
         (b'{"text": "a"}\n', ["other"], True),

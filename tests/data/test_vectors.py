@@ -63,7 +63,6 @@ def test_the_first_of_equal_words_counts_and_words_may_have_spaces(tmp_path: Pat
 @pytest.mark.parametrize(
     ("content", "where"),
     [
-        (b"", ""),
         (b"The baker found a map.\n", ""),
         (b"\xba\x16\x4f\x2f\x0c\x00", ""),  # a model of fastText
         (b"0 5\n", ":1"),
