@@ -7,22 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.data import store as store_module
 from lmtool.data.cached import find_damaged_entries, load_or_create
 from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.recipe.spec.text import BpeTokenizer, Data
 from tests.faults.places import make_read_only
 from tests.runs.killing import in_child
-from tests.support.errors import refuses
+from tests.support.damage import flip_bit
 from tests.support.texts import prose
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 CANNOT_MOUNT = 77
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -41,13 +36,18 @@ def content(found: TokenizedData) -> tuple[str, str, list[list[int]]]:
     return found.fingerprint, found.tokenizer.fingerprint, stores
 
 
-def damage(path: Path, how: str) -> None:
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def damage(path: Path, how: str = "flipped") -> None:
     raw = path.read_bytes()
-    at = len(raw) * 2 // 3
     if how == "deleted":
         path.unlink()
+    elif how == "flipped":
+        flip_bit(path, len(raw) * 2 // 3)
     else:
-        path.write_bytes(raw[:at] + (bytes([raw[at] ^ 4]) + raw[at + 1 :] if how == "flipped" else b""))
+        path.write_bytes(raw[: len(raw) * 2 // 3])
 
 
 @pytest.mark.parametrize("how", ["flipped", "truncated", "deleted"])
@@ -69,30 +69,6 @@ def test_damaged_files_are_made_anew(how: str, book: Path, cache: Path, caplog: 
     assert not list(cache.rglob(".tmp-*"))
 
 
-def test_a_damaged_store_of_a_person_is_left_as_it_is(book: Path, tmp_path: Path) -> None:
-    out = tmp_path / "mine"
-    prepared(book, out)
-    damage(out / "train" / "tokens-00000.bin", "flipped")
-    before = {path.name: path.read_bytes() for path in (out / "train").iterdir()}
-    with refuses("damaged"):
-        prepared(book, out)
-    assert {path.name: path.read_bytes() for path in (out / "train").iterdir()} == before
-
-
-def test_damage_of_a_large_store_stops_its_use_and_is_mended_by_the_next(
-    book: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = content(prepared(book))
-    train = max(cache.glob("tokens/*"), key=lambda path: (path / "tokens-00000.bin").stat().st_size)
-    damage(train / "tokens-00000.bin", "flipped")
-    monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 0)
-    found = prepared(book)
-    with refuses("damaged"):
-        found.train.read(0, len(found.train))
-    assert content(prepared(book)) == before
-    assert len(caplog.records) == 1
-
-
 def test_a_store_of_other_tokens_under_its_name_is_not_used(
     book: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,7 +85,6 @@ def test_content_that_cannot_be_parsed_is_made_anew(caplog: pytest.LogCaptureFix
     assert load_or_create("numbers", "k", "a number", lambda: b"twelve", bytes.decode) == "twelve"
     assert load_or_create("numbers", "k", "a number", lambda: b"12", int) == 12
     assert load_or_create("numbers", "k", "a number", lambda: b"13", int) == 12
-    assert [record.getMessage() for record in caplog.records if record.getMessage().startswith("a number")]
     assert len(caplog.records) == 1
 
 
@@ -136,8 +111,6 @@ def test_a_cache_that_may_not_be_written_is_read_and_what_it_lacks_is_made(
         assert made[1].seconds == 0, "of the process itself"
         assert content(prepared(other, tmp_path / "out")) == content(made[0])
         (warning,) = caplog.records
-        assert "nothing is kept in the cache" in warning.getMessage()
-        assert "Read-only" in warning.getMessage() or "not writable" in warning.getMessage()
         assert "LMTOOL_CACHE" in warning.getMessage()
 
     code = os.waitstatus_to_exitcode(os.waitpid(in_child(work), 0)[1])
@@ -145,7 +118,3 @@ def test_a_cache_that_may_not_be_written_is_read_and_what_it_lacks_is_made(
         pytest.skip("this user cannot mount a folder")
     assert code == 0
     assert contents_of(cache) == files
-
-
-def contents_of(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,8 +1,8 @@
 """Files of rows: a corpus and a table read the same cells from them, and refuse the same faults at the same places."""
 
-import gzip
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ from lmtool.recipe.spec.text import Data
 from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.schema import choose_columns
 from tests.support.examples import examples
-from tests.support.tables import FORMATS, PACKERS, delimited, json_lines, json_list, parquet, parquet_of, zstd
+from tests.support.tables import FORMATS, PACKERS, delimited, json_lines, json_list, parquet, parquet_of
 from tests.support.texts import documents, prose
 
 CELLS = ["First, with a comma", 'second, with "quotes" and é', "third\r\nlines\n\nand more", "", " spaces ", "fifth;"]
 LONG_CELLS = [prose(READ_BYTES // 60, seed) for seed in range(5)]
-MANY_CELLS = [f"{i} {cell}" for i in range(3000) for cell in CELLS]
+MANY_CELLS = [f"{i} {cell}" for i in range(1200) for cell in CELLS]
 BOM = b"\xef\xbb\xbf"
 
 
@@ -51,8 +51,6 @@ def shown(cells: list[Any]) -> list[Any]:
 READABLE: dict[str, tuple[bytes, list[Any]]] = {
     **{f"a{ending}": (write(CELLS), CELLS) for ending, write in FORMATS.items()},
     "cr.csv": (delimited(CELLS, end="\r"), CELLS),
-    "semicolon.csv": (delimited(CELLS, ";", end="\r\n"), CELLS),
-    "tab.csv": (delimited(CELLS, "\t"), CELLS),
     "pipe.csv": (BOM + delimited(CELLS, "|"), CELLS),
     "bom.jsonl": (BOM + json_lines(CELLS), CELLS),
     "indented.json": (BOM + b" \n" + json_list(CELLS, 2) + b"\n", CELLS),
@@ -62,9 +60,7 @@ READABLE: dict[str, tuple[bytes, list[Any]]] = {
     "null.jsonl": (b'{"text": "a"}\n\n{"text": null}\r\n{"text": "b", "more": 1}', ["a", None, "b"]),
     "null.json": (b'[{"text": "a"},\r\n{"text": null},{"text": "b", "more": {"x": [1]}}]', ["a", None, "b"]),
     "surrogate.jsonl": (b'{"text": "a\\ud83d"}\n{"text": "\\ud83d\\ude00"}\n', ["a\ufffd", "😀"]),
-    "surrogate.json": (b'[{"text": "a\\ud83d"}, {"text": "\\ud83d\\ude00"}]', ["a\ufffd", "😀"]),
     "long.csv": (delimited(LONG_CELLS), LONG_CELLS),
-    "long.jsonl": (json_lines(LONG_CELLS), LONG_CELLS),
     "long.json": (json_list(LONG_CELLS), LONG_CELLS),
     "many.csv": (delimited(MANY_CELLS), MANY_CELLS),
     "many.json": (json_list(MANY_CELLS, 1), MANY_CELLS),
@@ -83,28 +79,18 @@ def test_a_corpus_and_a_table_hold_the_cells_of_any_format_packed_or_not(name: s
 
 # For each name the content of the file, and where the fault is, after the path.
 FAULTY: dict[str, tuple[bytes, str]] = {
-    "ragged.csv": (b"id,text\n1,a\n\n2,b,c\n", ":4, row 2, column 'text'"),
-    "short.csv": (b"id,text\n1\n", ":2, row 1, column 'text'"),
     "unclosed.csv": (b'id,text\n1,a\n2,"b\n3,c\n', ":3, row 2, column 'text'"),
     "next.csv": (b'id,text\n1,"a\n2,"b"\n', ":2, row 1, column 'text'"),
-    "stray.csv": (b'id,text\n1,"a "b" c"\n', ":2, row 1, column 'text'"),
     "header.csv": (b'id,"text\n1,a\n', ":1, the header, column 2"),
     "nameless.csv": (b",,\n1,2,3\n", ":1, the header"),
     "latin.csv": ("id,text\n1,é\n".encode("latin-1"), ":2"),
-    "cut.csv": ("id,text\n1,ä".encode()[:-1], ":2"),
     "book.csv": (b"PK\x03\x04rest", ""),
-    "packed.csv": (gzip.compress(b"id,text\n1,a\n"), ""),
-    "zstd.csv": (zstd(b"id,text\n1,a\n"), ""),
-    "damaged.csv.gz": (gzip.compress(delimited([prose(500)]))[:-20], ""),
-    "plain.csv.gz": (b"id,text\n1,a\n", ""),
-    "plain.csv.zst": (b"id,text\n1,a\n", ""),
     "broken.jsonl": (b'{"text": "a"}\n\n{"text": }\n', ":3, row 2"),
     "deep.jsonl": (b'{"text": "a"}\n' + b"[" * 100_000 + b"\n", ":2, row 2"),
     "list.jsonl": (b'{"text": "a"}\n["a"]\n', ":2, row 2"),
     "broken.json": (b'[{"text": "a"},\n{"text": }\n]', ":2"),
     "deep.json": (b'[{"text": "a"}, {"text": ' + b"[" * 100_000, ":1"),
     "cut.json": (json_list(CELLS)[:-2], ":1"),
-    "open.json": (json_list(CELLS)[:-1], ":1"),
     "followed.json": (json_list(CELLS) + b"\n[]", ":2"),
     "apart.json": (b'[{"text": "a"}\n{"text": "b"}]', ":2"),
     "mixed.json": (b'[{"text": "a"},\n"b"]', ":2"),
@@ -159,24 +145,15 @@ def test_several_objects_on_lines_are_read_as_such_whatever_the_name_says(before
             open_table(str(path))
 
 
-def test_a_list_of_objects_has_the_rows_of_its_lines(tmp_path: Path) -> None:
-    rows = [{"instruction": f"Add {i} and {i}.", "input": "", "output": str(2 * i)} for i in range(9)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "a.json").write_text(json.dumps(rows, indent=2))
-    lines, listed = open_table(str(tmp_path / "a.jsonl")), open_table(str(tmp_path / "a.json"))
-    assert listed.names == lines.names
-    assert [(row.number, row.values) for row in listed.rows()] == [(row.number, row.values) for row in lines.rows()]
-    assert [row.line for row in listed.rows()] == [2 + 5 * i for i in range(9)]
-
-
-def test_faults_of_a_list_are_at_their_lines(tmp_path: Path) -> None:
+def test_rows_and_faults_of_a_list_are_at_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('[\n{"text": "a"},\n\n{"text": "b",\n"text": "c"},\n{"text": "d"}]')
     with pytest.raises(DataError) as caught:
         table_cells(path)
     assert caught.value.where.startswith(f"{path}:4, row 2")
     skipped = SkippedRowCounts()
-    assert [row.values for row in open_table(str(path)).rows(skipped)] == [("a",), ("d",)]
+    rows = open_table(str(path)).rows(skipped)
+    assert [(row.number, row.line, row.values) for row in rows] == [(1, 2, ("a",)), (3, 6, ("d",))]
     assert skipped.kinds == {"duplicate key": 1}
     path.write_text('[{"text": "a"},\n{"text":\n"b" "c"}]')
     with pytest.raises(DataError) as caught:
@@ -231,19 +208,19 @@ def test_a_missing_column_is_refused_alike_in_every_format(tmp_path: Path) -> No
     (tmp_path / "dataset").mkdir()
     (tmp_path / "dataset" / "train.jsonl").write_bytes(json_lines(CELLS))
     errors = []
+
+    def refused(read: Callable[[], object]) -> DataError:
+        with pytest.raises(DataError) as caught:
+            read()
+        errors.append((caught.value.what, caught.value.fix.replace("--text-column", "--column")))
+        return caught.value
+
     for ending, write in FORMATS.items():
         path = tmp_path / f"a{ending}"
         path.write_bytes(write(CELLS))
-        with pytest.raises(DataError) as caught:
-            corpus_cells(path, column="Texts")
-        assert str(path) in caught.value.where
-        errors.append((caught.value.what, caught.value.fix))
-    with pytest.raises(DataError) as caught:
-        download_dataset(f"hf:{tmp_path / 'dataset'}", "Texts")
-    errors.append((caught.value.what, caught.value.fix))
-    with pytest.raises(DataError) as caught:
-        choose_columns(open_table(str(tmp_path / "a.csv")), Data(text_columns=("Texts",)))
-    errors.append((caught.value.what, caught.value.fix.replace("--text-column", "--column")))
+        assert str(path) in refused(partial(corpus_cells, path, "Texts")).where
+    refused(partial(download_dataset, f"hf:{tmp_path / 'dataset'}", "Texts"))
+    refused(partial(choose_columns, open_table(str(tmp_path / "a.csv")), Data(text_columns=("Texts",))))
     assert {fix for _, fix in errors} == {"did you mean --column text?"}
     assert len(set(errors)) == 1
 
@@ -257,10 +234,9 @@ def test_every_object_of_a_corpus_has_the_column(tmp_path: Path) -> None:
     assert table_cells(path)[-1] is None
 
 
-@pytest.mark.parametrize("text", [prose(30_000) * 11, "word " * (1 + MAX_FIELD_CHARACTERS // 5)])
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
-def test_a_cell_has_any_length_in_a_corpus_and_a_limit_in_a_table(ending: str, text: str, tmp_path: Path) -> None:
-    assert len(text) > MAX_FIELD_CHARACTERS
+def test_a_cell_has_any_length_in_a_corpus_and_a_limit_in_a_table(ending: str, tmp_path: Path) -> None:
+    text = "word " * (1 + MAX_FIELD_CHARACTERS // 5)
     path = tmp_path / f"a{ending}"
     path.write_bytes(FORMATS[ending](["a", text, "b"]))
     assert corpus_cells(path) == ["a", text, "b"]

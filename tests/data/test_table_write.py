@@ -53,12 +53,6 @@ def test_columns_are_kept_and_values_added(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["in.csv", "out.csv"]
 
 
-def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
-    source = table(tmp_path, "text,label,label_2\na,b,c\n")
-    lines = list(format_csv_or_conll_rows(source, ["label", "label"], ((row, [1, 2]) for row in source.rows())))
-    assert lines == ["text,label,label_2,label_3,label_4\n", "a,b,c,1,2\n"]
-
-
 VALUES = {"text": "a\nb \u2028", "n": 3, "f": 0.5, "yes": True, "none": None, "many": ["é", 1], "in": {"a": 1}}
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from lmtool.data import vectors
 from lmtool.data.vectors import VectorFile
-from lmtool.errors import DataError
 from tests.support.errors import refuses
 
 WORDS = ["the", "naïve", "cat", ".", "dog"]
@@ -54,28 +53,21 @@ def test_every_format_is_read(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert file.read(set()).vectors_ND.shape == (0, 3)
 
 
-def test_the_first_of_equal_words_counts(tmp_path: Path) -> None:
+def test_the_first_of_equal_words_counts_and_words_may_have_spaces(tmp_path: Path) -> None:
     found = opened(tmp_path, lines(["a", "b", "a", "c", "b"]).encode()).read({"a", "c"})
     assert (found.words, found.n_repeated) == (["a", "c"], 1)
     np.testing.assert_array_equal(found.vectors_ND, TABLE[[0, 3]])
-
-
-def test_words_with_spaces_are_words(tmp_path: Path) -> None:
-    found = opened(tmp_path, b"a 1 2\n. . . 3 4\nb 5 6\n").read({"a", ". . .", "b"})
-    assert found.words == ["a", ". . .", "b"]
+    assert opened(tmp_path, b"a 1 2\n. . . 3 4\nb 5 6\n").read({"a", ". . .", "b"}).words == ["a", ". . .", "b"]
 
 
 @pytest.mark.parametrize(
     ("content", "where"),
     [
-        (b"", ""),
         (b"The baker found a map.\n", ""),
-        (b"\x00\x01\x02 1 2\n", ""),
         (b"\xba\x16\x4f\x2f\x0c\x00", ""),  # a model of fastText
         (b"0 5\n", ":1"),
         (b"2 3\na 1 2\nb 3 4\n", ":2"),
         (b"a 1 2\nb 3\n", ":2"),
-        (b"a 1 2\nb 3 4 5\n", ":2"),
         (b"2 2\na 1 2\n\nb 3 x\n", ":4"),
         (b"a 1 2\nb nan 1\n", ":2"),
         (b"a 1 2\nb 1e40 1\n", ":2"),
@@ -87,12 +79,8 @@ def test_words_with_spaces_are_words(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_without_whole_vectors_is_refused_where_it_fails(content: bytes, where: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError) as refused:
+    with refuses("data") as refused:
         opened(tmp_path, content, "v.txt").read({"a", "b"})
     assert refused.value.where == f"{tmp_path / 'v.txt'}{where}"
-    assert len(refused.value.lines()) == 3
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with refuses("file_not_found"):
         VectorFile.open(tmp_path / "nowhere.vec")

@@ -10,11 +10,9 @@ from lmtool.batch import IGNORE, Batch, Mask
 from lmtool.model import LanguageModel
 from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.blocks import FeedForward
-from lmtool.model.layers.experts import Experts
-from lmtool.model.lora import LoraLinear, add_adapters_and_freeze_
+from lmtool.model.layers.experts import Experts  # type: ignore[import-untyped]
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
-from lmtool.recipe.spec.training import Lora
 from tests.support import tiny
 
 N, D = 4, 4
@@ -79,7 +77,8 @@ def test_the_auxiliary_loss_is_trained_on_and_not_measured() -> None:
     with_balance, without = model(), model(balance=0.0)
     batch = rows(8)
     auxiliary_B = with_balance(batch).auxiliary_B
-    n_targets_B = (batch.targets_BT != IGNORE).sum(1)
+    assert batch.targets_BT is not None
+    n_targets_B = batch.targets_BT.ne(IGNORE).sum(1)
     assert (auxiliary_B >= 0.9 * 2 * BALANCE).all()
     plain = CAUSAL.score(without, batch).total
     torch.testing.assert_close(CAUSAL.score(with_balance, batch).total, plain)
@@ -87,30 +86,14 @@ def test_the_auxiliary_loss_is_trained_on_and_not_measured() -> None:
     torch.testing.assert_close(CAUSAL.loss(with_balance, batch).total, plain + (n_targets_B * auxiliary_B).sum())
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_any_split_of_a_batch_gives_the_same_gradient(size: int) -> None:
-    whole, parts = model(), model()
+def test_any_split_of_a_batch_gives_the_same_gradient() -> None:
+    size, whole, parts = 2, model(), model()
     batch = rows(8)
-    CAUSAL.loss(whole, batch).total.backward()
+    CAUSAL.loss(whole, batch).total.backward()  # type: ignore[no-untyped-call]
     for start in range(0, 8, size):
         fields = {name: getattr(batch, name)[start : start + size] for name in ("tokens_BT", "targets_BT", "keep_BT")}
-        CAUSAL.loss(parts, replace(batch, **fields)).total.backward()
+        CAUSAL.loss(parts, replace(batch, **fields)).total.backward()  # type: ignore[no-untyped-call]
     for (name, wanted), parameter in zip(whole.named_parameters(), parts.parameters(), strict=True):
         assert wanted.grad is not None, name
         assert wanted.grad.any() or ".experts." in name, name
         torch.testing.assert_close(parameter.grad, wanted.grad, rtol=1e-9, atol=1e-12)
-
-
-def test_an_expert_that_nobody_asks_still_has_a_gradient_of_zeros() -> None:
-    layer = experts()
-    with torch.no_grad():
-        layer.router_ND.copy_(torch.eye(N, D))
-    read(layer, torch.eye(D, dtype=torch.float64)[None, :2]).x_BTD.sum().backward()
-    gradients = [expert.out.weight.grad for expert in layer.experts]
-    assert [bool(grad.any()) for grad in gradients] == [True, True, False, False]
-
-
-def test_adapters_reach_every_expert() -> None:
-    adapted = model()
-    add_adapters_and_freeze_(adapted, Lora(targets=("feed-forward",)))
-    assert sum(isinstance(module, LoraLinear) for module in adapted.modules()) == 2 * 3 * 2

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from lmtool.compute.device import CPU
-from lmtool.recipe.spec.training import AdamW, Lion
+from lmtool.model import LanguageModel
+from lmtool.recipe.spec.training import AdamW, Lion  # type: ignore[attr-defined]
 from lmtool.training.optimizer import Optimizers
 from tests.support import tiny
 
@@ -35,15 +36,19 @@ def test_steps_equal_the_formula_of_the_paper() -> None:
             assert p.detach().flatten().tolist() == pytest.approx(before[name], rel=1e-12), name
 
 
+def step_at_random(model: LanguageModel, optimizers: Optimizers, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    optimizers.clip_and_step(1.0, 1.0, None, step)
+
+
 def test_its_state_is_kept_and_taken_over() -> None:
     one, two = tiny.model(), tiny.model()
     kept, other = Optimizers(SPEC, one, CPU), Optimizers(SPEC, two, CPU)
     for step in range(4):
-        for model, optimizers in ((one, kept), (two, other)):
-            generator = torch.Generator().manual_seed(step)
-            for p in model.parameters():
-                p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
-            optimizers.clip_and_step(1.0, 1.0, None, step)
+        step_at_random(one, kept, step)
+        step_at_random(two, other, step)
         other = Optimizers(SPEC, two, CPU)
         other.load_state(kept.state_tensors(), step + 1)
     assert all(torch.equal(*pair) for pair in zip(one.parameters(), two.parameters(), strict=True))

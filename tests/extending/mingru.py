@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from lmtool.batch import Mask
+from lmtool.batch import Batch, Mask
 from lmtool.errors import RecipeError
 from lmtool.model.layers.attention import AttentionOp
-from lmtool.model.layers.mingru import MinGru, scan
+from lmtool.model.layers.mingru import MinGru, scan  # type: ignore[import-untyped]
 from lmtool.recipe.load import load
 from tests.support import tiny
 
@@ -56,39 +56,24 @@ def test_a_long_row_neither_overflows_nor_forgets() -> None:
     torch.testing.assert_close(h_T, torch.tensor(wanted_T), rtol=1e-3, atol=0.0)
 
 
-def test_every_parameter_gets_a_gradient_also_behind_padding_and_documents() -> None:
-    model = tiny.model(mixer="mingru")
-    keep = torch.tensor([[False, True, True, False, True, True, True, False]])
-    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
-    more = {"keep_BT": keep, "documents_BT": documents}
-    model.logits(tiny.read(model, tiny.tokens(1, 8), **more))[keep].logsumexp(-1).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.any(), name
-
-
 def test_the_state_has_one_size() -> None:
     model = tiny.model(mixer="mingru")
-    state = model.initial_state(tiny.Batch(tiny.tokens(2, 1)))
+    state = model.initial_state(Batch(tiny.tokens(2, 1)))
     sizes = [[tensor.shape for tensor in layer] for layer in state.layers]
     _, state = model.forward_incremental(tiny.tokens(2, 20), state)
     assert [[tensor.shape for tensor in layer] for layer in state.layers] == sizes
 
 
-@pytest.mark.parametrize("shape", ["encoder", "encoder-decoder", "prefix"])
-def test_shapes_that_read_both_sides_are_refused(shape: str) -> None:
-    objective = {"encoder": "masked", "encoder-decoder": "seq2seq", "prefix": "prefix"}[shape]
-    with pytest.raises(RecipeError, match=f"{shape} reads both sides, and mixer mingru only the past"):
-        load("tiny", ["model.mixer=mingru", f"model.shape={shape}", f"objective.kind={objective}"])
+SHAPES = {"encoder": "masked", "encoder-decoder": "seq2seq", "prefix": "prefix"}
+OF_ATTENTION = ("position={kind: rotary}", "pattern={kind: window, size: 4}", "score=dot")
 
 
-@pytest.mark.parametrize("part", ["position={kind: rotary}", "pattern={kind: window, size: 4}", "score=dot"])
-def test_parts_of_attention_are_refused(part: str) -> None:
-    with pytest.raises(RecipeError, match="is for attention, not for mixer mingru"):
-        load("tiny", ["model.mixer=mingru", "model.position={kind: learned}", f"model.{part}"])
-
-
-def test_all_else_is_taken() -> None:
+def test_shapes_that_read_both_sides_and_parts_of_attention_are_refused() -> None:
+    for shape, objective in SHAPES.items():
+        with pytest.raises(RecipeError, match=f"{shape} reads both sides, and mixer mingru only the past"):
+            load("tiny", ["model.mixer=mingru", f"model.shape={shape}", f"objective.kind={objective}"])
+    for part in OF_ATTENTION:
+        with pytest.raises(RecipeError, match="is for attention, not for mixer mingru"):
+            load("tiny", ["model.mixer=mingru", "model.position={kind: learned}", f"model.{part}"])
     for position in ("learned", "sinusoidal", "none"):
         load("tiny", ["model.mixer=mingru", f"model.position={{kind: {position}}}"])

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from choice import derivations
-from english import expand
-from translation import Node, lengths, shares
+from choice import derivations  # type: ignore[import-not-found]
+from english import expand  # type: ignore[import-not-found]
+from translation import Node, lengths, shares  # type: ignore[import-not-found]
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -41,7 +41,7 @@ def complaints(text: str) -> list[tuple[str, str]]:
 
 def bits_of(program: Callable[[Any], Any], text: str) -> float:
     """-log2 of the probability that the program writes exactly this text; infinite if it cannot."""
-    every = [derivation.bits for derivation in derivations(program, text)]
+    every: list[float] = [derivation.bits for derivation in derivations(program, text)]
     if not every:
         return math.inf
     least = min(every)

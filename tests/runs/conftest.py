@@ -16,3 +16,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make(runs: Path) -> MakeRun:
     """Makes a run in the runs directory of this test."""
     return make_run
+
+
+@pytest.fixture(autouse=True)
+def _short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a lock that another holds."""
+    monkeypatch.setattr("lmtool.runs.lock._ACQUIRE_SECONDS", 0.05)

@@ -1,7 +1,7 @@
 """Merging adapters into weights: what the merged run has of the one that it is made of."""
 
-import os
-import signal
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from lmtool.runs.listing import read_evaluations, save_evaluation_unless_trainin
 from lmtool.runs.merging import merge_adapters_into_new_run
 from lmtool.runs.reference import Reference
 from lmtool.storage.durable import TEMPORARY_PREFIX
-from tests.runs.killing import die_at_event, in_child
+from tests.runs.killing import die_at_event, is_killed
 from tests.support.errors import refuses
 from tests.support.training import Work, metrics
 
@@ -23,6 +23,10 @@ LINE = ("data.documents=line", "data.split=document", 'evaluation.prompts=["b"]'
 
 def files_of(run: Path) -> set[str]:
     return {name for name in RUN_FILES if (run / name).exists()}
+
+
+def merge(reference: Path | str, target: Path) -> Path:
+    return merge_adapters_into_new_run(Reference.from_name(str(reference)), target, ["test"])
 
 
 @pytest.fixture
@@ -40,19 +44,25 @@ def test_a_merged_run_has_all_that_still_holds(work: Work, adapted: Path) -> Non
     step = resolve_reference(str(adapted)).checkpoint.step
     for number, measured in enumerate((step, step + 2)):
         save_evaluation_unless_training_data(adapted, [f"{number}.txt"], [], {"step": measured, "loss": 1.0})
-    merged = merge_adapters_into_new_run(Reference.from_name(str(adapted)), work.run("merged"), ["test"])
+    merged = merge(adapted, work.run("merged"))
     new = Run.open(merged)
     assert [found.source for found in read_evaluations(new)] == ["0.txt"]
     assert step == old.best_step == new.best_step
     assert new.info.data == old.info.data
     assert metrics(merged) == [record for record in metrics(adapted) if record["step"] <= step] != []
-    assert (
-        [*new.samples.read_records()]
-        == [record for record in old.samples.read_records() if record["step"] <= step]
-        != []
-    )
+    samples = [record for record in old.samples.read_records() if record["step"] <= step]
+    assert [*new.samples.read_records()] == samples != []
     assert files_of(merged) == files_of(adapted) - {"report.html", "validated.json"}
     assert not [*find_damaged_run_files(merged)]
+    state = resolve_reference(str(merged)).checkpoint.load_state()
+    [record] = [record for record in metrics(adapted) if record["step"] == step]
+    assert (state["best_step"], state["best_value"]) == (step, record["valid_loss"])  # also where validated later
+    with refuses("output_exists"):
+        merge(adapted, work.run("merged"))
+    assert Run.open(merged).info == new.info
+    (work.run("empty")).mkdir()
+    other = merge(f"{adapted}@{10 if step != 10 else 12}", work.run("empty"))
+    assert resolve_reference(str(other)).checkpoint.load_state()["best_step"] != step
 
 
 @pytest.mark.slow
@@ -63,8 +73,8 @@ def test_what_was_measured_of_another_checkpoint_is_left_behind(work: Work) -> N
     tuned = Run.open(work.run("tuned"))
     best = tuned.results_by_task[""]["step"]
     other = next(step for step in (12, 10) if step != best)
-    merge_adapters_into_new_run(Reference.from_name(str(work.run("tuned"))), work.run("merged"), ["test"])
-    merge_adapters_into_new_run(Reference.from_name(f"{work.run('tuned')}@{other}"), work.run("other"), ["test"])
+    merge(work.run("tuned"), work.run("merged"))
+    merge(f"{work.run('tuned')}@{other}", work.run("other"))
     for name in ("merged", "other"):
         for file in (BASELINE, SPLIT):
             assert (work.run(name) / file).read_bytes() == (work.run("tuned") / file).read_bytes()
@@ -76,32 +86,10 @@ def test_what_was_measured_of_another_checkpoint_is_left_behind(work: Work) -> N
 def test_a_merged_student_can_learn_on_from_its_teacher(work: Work) -> None:
     work.pretrain("training.steps=4", name="teacher")
     work.pretrain(LORA, name="adapted", source=work.run("teacher"), teacher=work.run("teacher"))
-    merge_adapters_into_new_run(Reference.from_name(str(work.run("adapted"))), work.run("merged"), ["test"])
+    merge(work.run("adapted"), work.run("merged"))
     assert Run.open(work.run("merged")).info.teacher == Run.open(work.run("adapted")).info.teacher
     work.resume("training.steps=+2", name="merged")
     assert metrics(work.run("merged"))[-1]["step"] >= 6
-
-
-def test_the_best_of_a_merged_run_is_the_merged_step(work: Work, adapted: Path) -> None:
-    """As training that goes on compares with it: also where it was validated after it was saved."""
-    merged = merge_adapters_into_new_run(Reference.from_name(str(adapted)), work.run("merged"), ["test"])
-    step = resolve_reference(str(adapted)).checkpoint.step
-    state = resolve_reference(str(merged)).checkpoint.load_state()
-    (record,) = (record for record in metrics(adapted) if record["step"] == step)
-    assert (state["best_step"], state["best_value"]) == (step, record["valid_loss"])
-    merged = merge_adapters_into_new_run(
-        Reference.from_name(f"{adapted}@{10 if step != 10 else 12}"), work.run("other"), ["test"]
-    )
-    assert resolve_reference(str(merged)).checkpoint.load_state()["best_step"] != step
-
-
-def test_a_folder_with_other_files_is_refused(work: Work, adapted: Path) -> None:
-    work.run("merged").mkdir()
-    merge_adapters_into_new_run(Reference.from_name(str(adapted)), work.run("merged"), ["test"])
-    before = (work.run("merged") / "run.json").read_bytes()
-    with refuses("output_exists"):
-        merge_adapters_into_new_run(Reference.from_name(str(adapted)), work.run("merged"), ["test"])
-    assert (work.run("merged") / "run.json").read_bytes() == before
 
 
 @pytest.mark.system
@@ -110,21 +98,15 @@ def test_a_kill_at_any_moment_leaves_nothing_that_a_repeat_refuses(work: Work, a
     target = work.folder / "out" / "merged"
     target.parent.mkdir()
 
-    def merge_until(event: int) -> bool:
-        def work_() -> None:
-            die_at_event(event, target.parent)
-            merge_adapters_into_new_run(Reference.from_name(str(adapted)), target, ["test"])
-
-        _, status = os.waitpid(in_child(work_), 0)
-        assert os.WIFSIGNALED(status) or status == 0
-        return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    def merge_until(event: int) -> None:
+        die_at_event(event, target.parent)
+        merge(adapted, target)
 
     event = 1
-    while merge_until(event):
+    while is_killed(partial(merge_until, event)):
         if target.exists() and any(target.iterdir()):
             assert not [*find_damaged_run_files(target)]
-            for path in sorted(target.rglob("*"), reverse=True):
-                path.unlink() if path.is_file() else path.rmdir()
+            shutil.rmtree(target)
         event += 7
     assert event > 30
     assert not [*find_damaged_run_files(target)]

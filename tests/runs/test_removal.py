@@ -1,11 +1,9 @@
 """Removing runs: whole ones, only theirs, and none that another run needs."""
 
 import errno
-import json
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,49 +12,39 @@ from lmtool.runs.directory import Run
 from lmtool.runs.find import find_run
 from lmtool.runs.lock import RunLock
 from lmtool.runs.removal import find_removable_runs_older_than, parse_age, remove_run, resolve_removable_runs
-from lmtool.storage.records import encode_with_checksum
+from tests.support.damage import forge
 from tests.support.disks import failing_call
 from tests.support.errors import refuses
 from tests.support.runs import MakeRun, names
 
 DAY = timedelta(days=1)
 BASE = "model: {kind: recurrent, d_model: 8, context: 8}\ntraining: {steps: 1, batch_size: 1}\n"
-ADAPTERS = BASE.replace("recurrent, d_model: 8", "transformer, n_layers: 1, n_heads: 1, d_model: 8") + (
-    "tuning: {lora: {rank: 1}}\n"
-)
-
-
-def change_info(run: Run, **changes: Any) -> dict[str, Any]:
-    """What its run.json now has, without the checksum."""
-    info: dict[str, Any] = json.loads((run.path / "run.json").read_text()) | changes
-    del info["checksum"]
-    (run.path / "run.json").write_bytes(encode_with_checksum(info))
-    return info
+ADAPTERS = BASE.replace("recurrent", "transformer, n_layers: 1, n_heads: 1") + "tuning: {lora: {rank: 1}}\n"
 
 
 def aged(run: Run, days: float) -> Run:
     """The same run, last used so many days ago."""
     when = (datetime.now(UTC) - days * DAY).isoformat()
-    sessions = change_info(run)["sessions"]
-    change_info(run, sessions=[one | {"started": when, "ended": when if one["ended"] else None} for one in sessions])
+    sessions = forge(run.path / "run.json")["sessions"]
+    forge(
+        run.path / "run.json",
+        sessions=[one | {"started": when, "ended": when if one["ended"] else None} for one in sessions],
+    )
     return run
 
 
 def adapt(run: Run, base: Run, recipe: str = ADAPTERS) -> None:
     path = str(base.path.resolve())
-    change_info(run, base={"run": base.name, "path": path, "checkpoint": "step-000010", "sha256": ""})
+    forge(run.path / "run.json", base={"run": base.name, "path": path, "checkpoint": "step-000010", "sha256": ""})
     (run.path / "recipe.yaml").write_text(recipe)
 
 
-@pytest.mark.parametrize(("text", "hours"), [("12h", 12), ("30d", 720), ("2w", 336), ("0d", 0)])
-def test_an_age_has_a_unit(text: str, hours: int) -> None:
-    assert parse_age(text) == timedelta(hours=hours)
-
-
-@pytest.mark.parametrize("text", ["", "30", "d", "-1d", "1.5d", "30 d", "30m", "999999999d", "٣d"])
-def test_an_age_without_a_whole_number_and_a_unit_is_refused(text: str) -> None:
-    with refuses("usage"):
-        parse_age(text)
+def test_an_age_is_a_whole_number_and_a_unit() -> None:
+    ages = {"12h": 12, "30d": 720, "2w": 336, "0d": 0}
+    assert {text: parse_age(text) / timedelta(hours=1) for text in ages} == ages
+    for text in ("", "30", "d", "-1d", "1.5d", "30 d", "30m", "999999999d", "٣d"):
+        with refuses("usage"):
+            parse_age(text)
 
 
 def test_a_run_in_the_runs_directory_goes_as_a_whole(make: MakeRun, runs: Path) -> None:
@@ -127,6 +115,9 @@ def test_a_damaged_run_goes_by_its_name(make: MakeRun, runs: Path) -> None:
     (run.path / "run.json").write_text("{")
     assert find_removable_runs_older_than(DAY) == []
     assert resolve_removable_runs([run.name]) == [run.path]
+    with failing_call(shutil, "rmtree", code=errno.EACCES), pytest.raises(ResourceError):
+        remove_run(run.path)
+    assert resolve_removable_runs([run.name]) == [run.path]  # again, after a removal that failed
     remove_run(run.path)
     assert list(runs.iterdir()) == []
 
@@ -134,7 +125,9 @@ def test_a_damaged_run_goes_by_its_name(make: MakeRun, runs: Path) -> None:
 def test_old_runs_are_found_but_for_imported_ones(make: MakeRun) -> None:
     make()
     old, oldest, imported = aged(make(finished=True), 40), aged(make(), 400), aged(make("imported"), 100)
-    change_info(imported, origin={"reference": "hf:a/b", "revision": None, "model_type": "gpt2", "sha256": {}})
+    forge(
+        imported.path / "run.json", origin={"reference": "hf:a/b", "revision": None, "model_type": "gpt2", "sha256": {}}
+    )
     assert find_removable_runs_older_than(DAY) == find_removable_runs_older_than(30 * DAY) == [oldest.path, old.path]
     assert find_removable_runs_older_than(300 * DAY) == [oldest.path]
     assert resolve_removable_runs([imported.name]) == [imported.path]
@@ -152,12 +145,3 @@ def test_the_base_of_adapters_stays(make: MakeRun) -> None:
     assert resolve_removable_runs([base.name, adapters.name]) == [base.path, adapters.path]
     aged(adapters, 90)
     assert find_removable_runs_older_than(30 * DAY) == [base.path, adapters.path]
-
-
-def test_a_removal_that_fails_can_be_repeated(make: MakeRun) -> None:
-    run = make()
-    with failing_call(shutil, "rmtree", code=errno.EACCES), pytest.raises(ResourceError):
-        remove_run(run.path)
-    assert resolve_removable_runs([run.name]) == [run.path]
-    remove_run(run.path)
-    assert not run.path.exists()

@@ -15,6 +15,7 @@ from lmtool.storage.checksum import (
     verify_and_strip_checksum,
     xxh3_by_block,
 )
+from lmtool.storage.records import encode_with_checksum
 
 
 @given(st.binary(min_size=1, max_size=40))
@@ -39,3 +40,11 @@ def test_a_json_value_is_identified_by_its_text() -> None:
     assert sha256_of_json(value) == hashlib.sha256(json.dumps(value).encode()).hexdigest()
     assert sha256_of_json(value) != sha256_of_json({"a": "é", "b": [1, None]})
     assert sha256_of_json(value, sort_keys=True) == sha256_of_json({"a": "é", "b": [1, None]}, sort_keys=True)
+
+
+def test_a_json_file_states_the_checksum_of_its_other_values() -> None:
+    """As docs/data.md describes it."""
+    content = {"a": 1, "b": ["é"]}
+    plain = json.dumps(content, indent=1).encode() + b"\n"
+    with_checksum = content | {"checksum": xxhash.xxh3_64(plain).hexdigest()}
+    assert encode_with_checksum(content) == json.dumps(with_checksum, indent=1).encode() + b"\n"

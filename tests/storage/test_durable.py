@@ -8,7 +8,10 @@ import pwd
 import signal
 import stat
 import tempfile
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +21,8 @@ from lmtool.runs import creation
 from lmtool.runs.lock import RunLock, is_run_locked
 from lmtool.storage import durable
 from lmtool.storage.durable import TEMPORARY_PREFIX
-from tests.runs.killing import die_at_event, in_child
+from tests.runs.killing import die_at_event, in_child, is_killed
+from tests.support.errors import refuses
 
 
 def left_in(folder: Path) -> list[Path]:
@@ -31,22 +35,9 @@ def write(path: Path, content: bytes = b"whole" * 1000) -> None:
         durable.write_and_sync_new_file(new, [content[:2500], content[2500:]])
 
 
-def test_the_name_appears_with_the_whole_content(tmp_path: Path) -> None:
-    with durable.atomic_output(tmp_path / "a") as new:
-        new.write_bytes(b"1")
-        assert not (tmp_path / "a").exists()
-    assert (tmp_path / "a").read_bytes() == b"1"
-    with durable.atomic_output(tmp_path / "a") as new:
-        new.write_bytes(b"2")
-    assert (tmp_path / "a").read_bytes() == b"2"
-    with durable.atomic_output(tmp_path / "folder") as new:
-        new.mkdir()
-        (new / "b").write_bytes(b"3")
-    assert (tmp_path / "folder" / "b").read_bytes() == b"3"
-    assert {path.name for path in tmp_path.iterdir()} == {"a", "folder"}
-
-
-def test_the_content_is_on_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_appears_with_the_whole_content_which_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[int] = []
     fsync, replace_path = os.fsync, durable.replace_path
 
@@ -60,10 +51,15 @@ def test_the_content_is_on_disk_before_the_name_is(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(durable, "replace_path", rename)
-    with durable.atomic_output(tmp_path / "a") as new:
-        new.write_bytes(b"1")
+    for content in (b"1", b"2"):
+        with durable.atomic_output(tmp_path / "a") as new:
+            new.write_bytes(content)
+            assert (tmp_path / "a").exists() == (content == b"2")
+        assert (tmp_path / "a").read_bytes() == content
     with durable.atomic_output(tmp_path / "folder") as new:
         new.mkdir()
+        (new / "b").write_bytes(b"3")
+    assert (tmp_path / "folder" / "b").read_bytes() == b"3"
     assert {path.name for path in tmp_path.iterdir()} == {"a", "folder"}
 
 
@@ -87,9 +83,7 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_file_and_a_repeat_nothing_else(tmp_path: Path) -> None:
-    event = killed = 0
-    while True:
-        event += 1
+    for event in count(1):
         folder = tmp_path / str(event)
         folder.mkdir()
         (folder / "a").write_bytes(b"old")
@@ -98,14 +92,13 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_file_and_a_repeat_nothin
             die_at_event(event, folder)
             write(folder / "a")
 
-        _, status = os.waitpid(in_child(work), 0)
-        killed += os.WIFSIGNALED(status)
+        was_killed = is_killed(work)
         assert (folder / "a").read_bytes() in (b"old", b"whole" * 1000)
         write(folder / "b")  # another file: whatever is written there next
         assert left_in(folder) == []
-        if not os.WIFSIGNALED(status):
+        if not was_killed:
             break
-    assert killed >= 8
+    assert event > 8
 
 
 def test_what_a_living_process_writes_is_never_touched(tmp_path: Path) -> None:
@@ -138,16 +131,16 @@ def test_what_a_living_process_writes_is_never_touched(tmp_path: Path) -> None:
 def test_several_may_write_the_same(tmp_path: Path) -> None:
     """At once, while others of them are killed and their folders removed."""
 
-    def work(n: int = 8) -> None:
+    def work(n: int = 5) -> None:
         for _ in range(n):
             write(tmp_path / "a")
 
-    pids = [in_child(work) for _ in range(4)]
+    pids = [in_child(work) for _ in range(3)]
     doomed = in_child(lambda: work(10_000))
     statuses = [os.waitpid(pid, 0)[1] for pid in pids]
     os.kill(doomed, signal.SIGKILL)
     os.waitpid(doomed, 0)
-    assert statuses == [0] * 4
+    assert statuses == [0] * 3
     write(tmp_path / "a")
     assert left_in(tmp_path) == []
 
@@ -172,11 +165,13 @@ def test_only_regular_files_of_the_expected_size_are_read(tmp_path: Path) -> Non
             durable.read_file(tmp_path / name, limit)
 
 
-def raising(number: int, *, where=lambda *_: True, otherwise=None):
+def raising(
+    number: int, *, where: Callable[..., bool] = lambda *_: True, otherwise: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
     """A function of the operating system that fails."""
 
-    def function(*arguments, **named):
-        if where(*arguments):
+    def function(*arguments: Any, **named: Any) -> Any:
+        if otherwise is None or where(*arguments):
             raise OSError(number, os.strerror(number))
         return otherwise(*arguments, **named)
 
@@ -184,8 +179,10 @@ def raising(number: int, *, where=lambda *_: True, otherwise=None):
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EBADF])
-def test_a_file_system_that_syncs_no_folders_is_written_to(number, tmp_path, monkeypatch):
-    def is_folder(handle):
+def test_a_file_system_that_syncs_no_folders_is_written_to(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_folder(handle: int) -> bool:
         return stat.S_ISDIR(os.fstat(handle).st_mode)
 
     monkeypatch.setattr(os, "fsync", raising(number, where=is_folder, otherwise=os.fsync))
@@ -199,16 +196,19 @@ def test_a_file_system_that_syncs_no_folders_is_written_to(number, tmp_path, mon
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
-def test_without_locks_nothing_is_written_that_two_processes_could_write(number, tmp_path, monkeypatch):
+def test_without_locks_nothing_is_written_that_two_processes_could_write(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error names the file and what it needs; what one process writes under a name of its own needs no lock."""
     monkeypatch.setattr(fcntl, "flock", raising(number))
-    for path, use in (
+    uses: tuple[tuple[Path, Callable[[], object]], ...] = (
         (tmp_path / "cache" / "key.lock", lambda: durable.hold_lock(tmp_path / "cache" / "key.lock").__enter__()),
         (tmp_path / ".lock", lambda: RunLock(tmp_path)),
         (tmp_path / "run", lambda: creation.check_output_free_and_writable(tmp_path / "run")),
         (tmp_path / "answers", lambda: LockedAnswerJournal(tmp_path / "answers", {})),
-    ):
-        with pytest.raises(ResourceError) as caught:
+    )
+    for path, use in uses:
+        with refuses("resource") as caught:
             use()
         assert caught.value.where == str(path)
         assert "file system with locks" in caught.value.fix
@@ -219,7 +219,7 @@ def test_without_locks_nothing_is_written_that_two_processes_could_write(number,
     assert not [*tmp_path.glob(f"{TEMPORARY_PREFIX}*")]
 
 
-def test_without_mmap_files_are_read(tmp_path, monkeypatch):
+def test_without_mmap_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "pipe")
@@ -237,16 +237,27 @@ def test_without_mmap_files_are_read(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def homeless(tmp_path, monkeypatch):
+def homeless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user without a home, whom the system does not know; returns the folder for temporary files."""
     for name in ("HOME", "LMTOOL_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", lambda _: {}[0])
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
-def test_a_user_without_a_home_has_a_cache_that_nobody_else_may_write(homeless):
+def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    monkeypatch.setenv("LMTOOL_CACHE", "/a")
+    assert durable.cache_folder() == Path("/a")
+    monkeypatch.delenv("LMTOOL_CACHE")
+    assert durable.cache_folder() == Path("/b/lmtool")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert durable.cache_folder() == tmp_path / ".cache" / "lmtool"
+
+
+def test_a_user_without_a_home_has_a_cache_that_nobody_else_may_write(homeless: Path) -> None:
     folder = durable.cache_folder()
     assert folder == durable.cache_folder()
     assert folder.parent == homeless
@@ -254,31 +265,43 @@ def test_a_user_without_a_home_has_a_cache_that_nobody_else_may_write(homeless):
 
 
 @pytest.mark.parametrize("what", ["open to all", "a link", "a file", "of another user", "no temporary folder"])
-def test_a_cache_that_others_could_write_is_not_used(what, homeless, monkeypatch):
+def test_a_cache_that_others_could_write_is_not_used(
+    what: str, homeless: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = durable.cache_folder()
-    match what:
-        case "open to all":
-            folder.chmod(0o777)
-        case "a link":
-            (homeless / "other").mkdir(0o700)
-            folder.rmdir()
-            folder.symlink_to(homeless / "other")
-        case "a file":
-            folder.rmdir()
-            folder.touch(0o600)
-        case "of another user":
-            monkeypatch.setattr(os, "lstat", lambda path: os.stat_result((stat.S_IFDIR | 0o700, *[-1] * 9)))
-        case "no temporary folder":
-            monkeypatch.setattr(tempfile, "gettempdir", raising(errno.ENOENT))
+    if what == "open to all":
+        folder.chmod(0o777)
+    elif what == "a link":
+        (homeless / "other").mkdir(0o700)
+        folder.rmdir()
+        folder.symlink_to(homeless / "other")
+    elif what == "a file":
+        folder.rmdir()
+        folder.touch(0o600)
+    elif what == "of another user":
+        monkeypatch.setattr(os, "lstat", lambda path: os.stat_result((stat.S_IFDIR | 0o700, *[-1] * 9)))
+    else:
+        monkeypatch.setattr(tempfile, "gettempdir", raising(errno.ENOENT))
     with pytest.raises(ResourceError) as caught:
         durable.cache_folder()
     assert "LMTOOL_CACHE" in caught.value.fix
 
 
-def test_each_error_of_a_disk_has_its_own_advice():
+def test_each_error_of_a_disk_has_its_own_advice() -> None:
     """Space helps only where there is none; what is no known error is not guessed at."""
-    names = ("EACCES", "EROFS", "ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "EFBIG", "EMFILE", "ENFILE", "EEXIST")
-    numbers = [getattr(errno, name) for name in (*names, "ENOENT", "ENXIO")]
-    ways = [durable.suggest_write_fix(OSError(number, os.strerror(number))) for number in numbers]
-    assert len({*ways}) == len(ways)
-    assert [name for name, way in zip(names, ways, strict=False) if "free" in way] == ["ENOSPC", "EDQUOT"]
+    names = (
+        "EACCES",
+        "EROFS",
+        "ENOSPC",
+        "EDQUOT",
+        "EIO",
+        "ENAMETOOLONG",
+        "EFBIG",
+        "EMFILE",
+        "EEXIST",
+        "ENOENT",
+        "ENXIO",
+    )
+    ways = {name: durable.suggest_write_fix(OSError(getattr(errno, name), "")) for name in names}
+    assert len({*ways.values()}) == len(ways)
+    assert [name for name, way in ways.items() if "free" in way] == ["ENOSPC", "EDQUOT"]

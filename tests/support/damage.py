@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lmtool.storage.records import encode_with_checksum
+
 
 def flip_bit(path: Path, at: int | None = None) -> None:
     """Damage a byte of a file, by default the one in its middle; the last ones are of tensors."""
@@ -26,6 +28,14 @@ def sign(checkpoint: Path, **changes: Any) -> None:
     content |= changes
     del content["sha256"]
     manifest.write_bytes(_encode(content | {"sha256": hashlib.sha256(_encode(content)).hexdigest()}))
+
+
+def forge(file: Path, **changes: Any) -> dict[str, Any]:
+    """Change values of a JSON file that states its checksum, which is right again. Returns all values."""
+    values: dict[str, Any] = json.loads(file.read_bytes()) | changes
+    values.pop("checksum", None)
+    file.write_bytes(encode_with_checksum(values))
+    return values
 
 
 def _encode(content: dict[str, Any]) -> bytes:

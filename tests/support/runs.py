@@ -1,7 +1,9 @@
 """Small runs on disk, without a training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,13 +24,25 @@ def run_info(recipe: str = "tiny") -> RunInfo:
     return RunInfo.create(recipe=recipe, summary="decoder, 4 x 128", fingerprints=fingerprints)
 
 
+def start_session(run: Run, step: int = 0, **more: Any) -> list[str]:
+    """Begins a session of a locked run after this step."""
+    return run.rewind_and_start_session(step=step, **{"command": [], "environment": {}, **more})
+
+
+@contextmanager
+def locked(run: Run) -> Iterator[Run]:
+    """While it lasts, this process may write the run."""
+    with run:
+        run.lock()
+        yield run
+
+
 def make_run(
     name: str = "tiny", folder: Path | None = None, steps: tuple[int, ...] = (10, 20), finished: bool = False
 ) -> Run:
     """Makes a run with a checkpoint at each of the given steps, the first being the best, and releases its lock."""
     with create_and_lock_run(folder, run_info(name), FILES) as run:
-        command = ["lmtool", "pretrain", "a b.txt"]
-        run.rewind_and_start_session(step=0, command=command, environment={"python": "3", "gpu": None})
+        start_session(run, command=["lmtool", "pretrain", "a b.txt"], environment={"python": "3", "gpu": None})
         for step in steps:
             run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1 + step / 100})
             run.samples.append({"step": step, "prompt": "", "text": "Once"})
