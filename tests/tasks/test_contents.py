@@ -1,4 +1,4 @@
-"""What the cells of a column are, by their content; and which columns of texts are used, and told."""
+"""What the cells of a column are, by their content; and which columns are read by it, and told."""
 
 import csv
 import random
@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.data.table import open_table
+from lmtool.data.table import Table, open_table
+from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.schema import Columns, are_certainly_no_texts, are_certainly_texts, choose_columns
+from lmtool.tasks.reading import LabelledTable, read_labelled_table
+from lmtool.tasks.schema import BY_NAME, Columns, are_certainly_no_texts, are_certainly_texts, choose_columns
+from tests.support.errors import refuses
 
 RNG = random.Random(0)
 WORDS = ["fine", "old", "story", "of", "the", "sea", "many", "quiet", "people", "who", "never", "went", "home"]
@@ -40,21 +43,16 @@ NO_CODE = {*PROSE, "word"}
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_what_cells_are(name: str) -> None:
-    assert are_certainly_no_texts(SAMPLES[name]) == (name not in NO_CODE)
     assert are_certainly_texts(SAMPLES[name]) == (name in PROSE)
-    some_empty = [*SAMPLES[name], "", None]
-    assert are_certainly_no_texts(some_empty) == (name not in NO_CODE)
+    for some_empty in ([], ["", None]):
+        assert are_certainly_no_texts([*SAMPLES[name], *some_empty]) == (name not in NO_CODE)
 
 
-def test_a_category_of_several_words_is_no_prose() -> None:
+def test_a_category_of_several_words_is_no_prose_and_values_are_codes() -> None:
     assert not are_certainly_texts(["science fiction", "crime and thriller"] * 500)
     assert are_certainly_texts(["a film of the sea", "another one entirely"])
-
-
-def test_values_that_are_no_text_are_codes() -> None:
-    assert are_certainly_no_texts([1, 2, 3])
-    assert are_certainly_no_texts([["a"], ["b"]])
-    assert are_certainly_no_texts([True, None])
+    for values in ([1, 2, 3], [["a"], ["b"]], [True, None]):
+        assert are_certainly_no_texts([*values])
 
 
 def columns(path: Path, **cells: str) -> Columns:
@@ -69,50 +67,182 @@ def columns(path: Path, **cells: str) -> Columns:
 @pytest.mark.parametrize(
     ("cells", "texts"),
     [
-        ({"title": "title", "description": "description", "label": "y"}, ("title", "description")),
         ({"description": "description", "label": "y", "title": "title"}, ("description", "title")),
-        (
-            {"Title": "title", "Review Text": "description", "Body": "chinese", "label": "y"},
-            ("Title", "Review Text", "Body"),
-        ),
-        ({"title": "code", "description": "description", "label": "y"}, ("description",)),
-        ({"post": "iso", "text": "description", "label": "y"}, ("text",)),
-        ({"email": "email", "message": "description", "label": "y"}, ("message",)),
-        ({"document": "uuid", "title": "title", "body": "description", "label": "y"}, ("title", "body")),
-        ({"title": "nothing", "text": "description", "label": "y"}, ("text",)),
-        ({"text": "chinese", "title": "chinese", "label": "y"}, ("text", "title")),
+        ({"Title": "title", "Review Text": "description", "Body": "chinese"}, ("Title", "Review Text", "Body")),
+        ({"title": "code", "description": "description"}, ("description",)),
+        ({"title": "nothing", "text": "description"}, ("text",)),
+        ({"text": "chinese", "title": "chinese"}, ("text", "title")),
         # one column of a usual name is the text, whatever it holds
-        ({"text": "code", "label": "y"}, ("text",)),
-        ({"title": "code", "text": "number", "label": "y"}, ("text",)),
+        ({"text": "code"}, ("text",)),
+        ({"title": "code", "text": "number"}, ("text",)),
         # two texts that belong together go before the others
-        ({"title": "title", "premise": "title", "hypothesis": "title", "label": "y"}, ("premise", "hypothesis")),
+        ({"title": "title", "premise": "title", "hypothesis": "title"}, ("premise", "hypothesis")),
     ],
 )
 def test_all_columns_of_texts_are_used_in_their_order(
     cells: dict[str, str], texts: tuple[str, ...], tmp_path: Path
 ) -> None:
-    found = columns(tmp_path, **cells)
-    assert found.texts == texts
-    assert found.label == "label"
-    for name in texts:
-        assert repr(name) in found.describe()
+    found = columns(tmp_path, **cells | {"label": "y"})
+    assert (found.texts, found.label) == (texts, "label")
 
 
 def test_a_column_of_texts_that_is_not_used_is_told_with_options_that_add_it(tmp_path: Path) -> None:
-    found = columns(
-        tmp_path, **{"id": "code", "name of it": "title", "text": "description", "when": "iso", "label": "y"}
-    )
+    """But none without texts."""
+    read = {"id": "code", "text": "description", "when": "iso", "place": "word", "stars": "number", "label": "y"}
+    assert "ignored" not in columns(tmp_path, **read).describe()
+    found = columns(tmp_path, **read | {"name of it": "title"})
     assert found.texts == ("text",)
     assert found.describe().endswith(
-        "(inferred from their names); ignored: 'name of it'; to read it too: "
-        "--text-column text --text-column 'name of it'"
+        "ignored: 'name of it'; to read it too: --text-column text --text-column 'name of it'"
     )
-    table = open_table(str(tmp_path / "a.csv"))
-    named = choose_columns(table, Data(text_columns=["name of it", "text"]))
+    named = choose_columns(open_table(str(tmp_path / "a.csv")), Data(text_columns=["name of it", "text"]))
     assert named.texts == ("name of it", "text")
     assert "ignored" not in named.describe()
 
 
-def test_nothing_is_told_of_columns_without_texts(tmp_path: Path) -> None:
-    found = columns(tmp_path, id="code", date="stamp", place="word", stars="number", text="description", label="y")
-    assert "ignored" not in found.describe()
+def written(path: Path, header: str, *cells: str) -> Table:
+    """30 rows of cells in which {0} is the number of the row, {word} a word of its own, {kind} a or b, and {other} c or d."""
+    words = [first + second for first in "bcdefg" for second in "aeiou"]
+    lines = [",".join(cells).format(i, word=word, kind="ab"[i % 2], other="cd"[i % 2]) for i, word in enumerate(words)]
+    (path / "a.csv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    return open_table(str(path / "a.csv"))
+
+
+FILM = "the quiet film of number {0}"
+SENTENCES = {"latin": FILM, "chinese": "这家酒店的房间非常干净第{0}次", "thai": "โรงแรมนี้สะอาดมากครั้งที่{0}"}
+
+
+@pytest.mark.parametrize("script", SENTENCES)
+@pytest.mark.parametrize("header", ["xq,zq,wq", ",,", "wann,äußerungen der gäste,art"])
+def test_cells_decide_where_names_are_unknown(script: str, header: str, tmp_path: Path) -> None:
+    sentence = SENTENCES[script]
+    if header == ",,":  # as without a header
+        header = f"0,a longer first {sentence.format(99)},a"
+    table = written(tmp_path, header, "{0}", sentence, "{kind}")
+    found = choose_columns(table)
+    assert (found.texts, found.label) == ((table.names[1],), table.names[2])
+    assert BY_NAME not in found.reasons.values()
+    assert "--text-column" in found.describe()
+    assert "--label-column" in found.describe()
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "texts", "label"),
+    [
+        # of two names of texts the one of classes is the label
+        ("commentaire,avis", (FILM, "{kind}"), ("commentaire",), "avis"),
+        ("avis,commentaire,nr", (FILM, "{kind}", "{0}"), ("avis",), "commentaire"),
+        # a known name is joined by what cells tell
+        ("n,text,zq", ("{0}", FILM, "{kind}"), ("text",), "zq"),
+        ("n,zq,label", ("{0}", FILM, "{kind}"), ("zq",), "label"),
+        # a text that is another one again is read once
+        (
+            "text,comment,body,label",
+            ("Quiet film {0}!", "quiet film {0}", "see: Quiet film {0}! (end)", "{kind}"),
+            ("text",),
+            "label",
+        ),
+        ("genre,id,text", ("{kind}", "{0}", "{0}x"), ("text",), "genre"),
+        ("vorname,herkunft", ("Anna{word}", "{kind}"), ("vorname",), "herkunft"),
+    ],
+)
+def test_cells_tell_which_column_is_the_label(
+    header: str, cells: tuple[str, ...], texts: tuple[str, ...], label: str, tmp_path: Path
+) -> None:
+    found = choose_columns(written(tmp_path, header, *cells))
+    assert (found.texts, found.label, found.ignored) == (texts, label, ())
+    assert "zq" not in (*texts, label) or found.reasons["zq"] != BY_NAME
+
+
+def test_numbers_of_rows_are_no_label_and_other_numbers_are(tmp_path: Path) -> None:
+    with refuses("data"):
+        choose_columns(written(tmp_path, "text,id", FILM, "{0}"))
+    assert choose_columns(written(tmp_path, "text,preis", FILM, "{0}{0}")).label == "preis"
+
+
+@pytest.mark.parametrize("name", ["???", "zq", "a1"])
+def test_a_column_alone_is_the_text_whatever_it_holds(name: str, tmp_path: Path) -> None:
+    assert choose_columns(written(tmp_path, name, "{kind}"), labelled=False).texts == (name,)
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "what"),
+    [
+        ("???,!!!,%%%", (FILM, "a second text about {0}", "{kind}"), "which column is the text"),
+        ("text,mood,place of it", (FILM, "{kind}", "{other}"), "'mood', 'place of it' may be"),
+        ("question,option1,option2,label", (FILM, "one", "two", "{kind}"), "'option1', 'option2' are answers"),
+    ],
+)
+def test_what_may_be_several_things_is_asked(header: str, cells: tuple[str, ...], what: str, tmp_path: Path) -> None:
+    found = written(tmp_path, header, *cells)
+    with pytest.raises(DataError, match=what):
+        choose_columns(found)
+    first, *_, last = found.names
+    named = choose_columns(found, Data(text_columns=(first,), label_column=last))
+    assert (named.texts, named.label) == ((first,), last)
+
+
+def test_a_text_beside_a_source_and_its_target_is_told(tmp_path: Path) -> None:
+    cells = ("a question about {0}", "since one follows {0}", "it is number {0}")
+    found = choose_columns(written(tmp_path, "question,reasoning,answer", *cells))
+    assert (found.texts, found.target, found.ignored) == (("question",), "answer", ("reasoning",))
+    assert "ignored: 'reasoning'; --input-column" in found.describe()
+
+
+# As published
+
+
+def opened(path: Path, *lines: str) -> LabelledTable:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    table = open_table(str(path))
+    return read_labelled_table(table, choose_columns(table))
+
+
+@pytest.mark.parametrize("gold", ["gold_label", "label"])
+def test_rows_without_agreement_are_left_out(gold: str, tmp_path: Path) -> None:
+    """As published, texts have quotes that nothing closes."""
+    labels = ["neutral", "-", "entailment", "neutral", "-", "entailment"]
+    lines = [f'The 5" disc {i}\tShe said "no more {i}.\t{label}' for i, label in enumerate(labels)]
+    found = opened(tmp_path / "a.tsv", f"sentence1\tsentence2\t{gold}", *lines)
+    rows = range(1, 7) if gold == "label" else (1, 3, 4, 6)
+    assert [item.row for item in found.items] == [*rows]
+    assert found.items[0].texts == ('The 5" disc 0', 'She said "no more 0.')
+    assert {notice.kind: notice.count for notice in found.notices} == (
+        {} if gold == "label" else {"rows without agreement": 2}
+    )
+
+
+def test_a_table_without_a_header_is_read_by_its_cells(tmp_path: Path) -> None:
+    rows = [("gj04", "gj04", "bc01", "cj99")[row % 4] for row in range(8)]
+    lines = [
+        f'{source}\t{int(row % 3 != 2)}\t{"*" * (row % 3 == 2)}\tThe "sailors rode breeze number {row}.'
+        for row, source in enumerate(rows)
+    ]
+    found = opened(tmp_path / "train.tsv", *lines)
+    assert found.table.names == ("column 1", "column 2", "column 3", "column 4")
+    assert found.columns.describe().startswith(
+        "columns: text 'column 4', label 'column 2' (inferred from their cells: "
+    )
+    assert found.table.describe().endswith("8 rows, 4 columns, delimiter tab, no quoting, no header, UTF-8")
+    assert found.items[0].texts == ('The "sailors rode breeze number 0.',)
+    assert [item.label for item in found.items] == ["1", "1", "0", "1", "1", "0", "1", "1"]
+    assert choose_columns(found.table, labelled=False) == Columns(("column 4",))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What did you like about it?,label\nIt was good fun to see,yes\nNot so much of it,no\n",
+        "0,1\ngood film of the year,1\nbad film of the year,0\n",
+        "text,label\na longer text than others,x\ntext,label\nother,x\n",
+    ],
+)
+def test_names_are_a_header(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    assert open_table(str(tmp_path / "a.csv")).names == tuple(text.partition("\n")[0].split(","))
+
+
+@pytest.mark.parametrize("row", ["{0}\tthis is sentence number {1} of all", "{2}\tthe very same sentence"])
+def test_a_table_without_header_and_classes_is_refused(row: str, tmp_path: Path) -> None:
+    with refuses("data"):
+        opened(tmp_path / "a.tsv", *(row.format(i // 2, i, i % 2) for i in range(60)))
