@@ -101,7 +101,7 @@ def test_a_column_of_texts_that_is_not_used_is_told_with_options_that_add_it(tmp
 
 
 def written(path: Path, header: str, *cells: str) -> Table:
-    """30 rows of cells in which {0} is the number of the row, {word} a word of its own, {kind} a or b, and {other} c or d."""
+    """30 rows of cells in which {0} is their number, {word} a word of their own, {kind} a or b, and {other} c or d."""
     words = [first + second for first in "bcdefg" for second in "aeiou"]
     lines = [",".join(cells).format(i, word=word, kind="ab"[i % 2], other="cd"[i % 2]) for i, word in enumerate(words)]
     (path / "a.csv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
