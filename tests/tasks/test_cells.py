@@ -1,6 +1,5 @@
 """Cells of words, tags and answers."""
 
-import re
 from typing import Any
 
 import pytest
@@ -41,14 +40,14 @@ def test_metrics_of_entities_are_those_of_conlleval(rows: list[tuple[list[str], 
         [tag if rng.random() < 0.7 else rng.choice(["O", "I-X", "B-Y-1"]) for tag in tags] for tags, rng in rows
     ]
     found = entity_metrics(true, given_tags)
-    assert [found[name] for name in ("precision", "recall", "f1")] == pytest.approx(
-        list(annotated.entity_scores(true, given_tags))
+    assert (found["precision"], found["recall"], found["f1"]) == pytest.approx(
+        annotated.entity_scores(true, given_tags)
     )
     for of, scores in found["entities"].items():
-        one = [[tag if tag[2:] == of else "O" for tag in tags] for tags in true]
-        other = [[tag if tag[2:] == of else "O" for tag in tags] for tags in given_tags]
-        precision, recall, f1 = annotated.entity_scores(one, other)
-        assert (scores["precision"], scores["recall"], scores["f1"]) == pytest.approx((precision, recall, f1))
+        one, other = ([[tag if tag[2:] == of else "O" for tag in tags] for tags in part] for part in (true, given_tags))
+        assert (scores["precision"], scores["recall"], scores["f1"]) == pytest.approx(
+            annotated.entity_scores(one, other)
+        )
         assert scores["support"] == sum(len(annotated.entities(tags)) for tags in one)
 
 
@@ -60,9 +59,8 @@ def test_both_tags_of_a_type_are_known() -> None:
 
 @pytest.mark.parametrize(("tag", "fix"), [("PER", "write B- and I-"), ("S-PER", "S- and U- as B-"), ("B-", "write B-")])
 def test_other_tags_than_bio_are_faults(tag: str, fix: str) -> None:
-    with pytest.raises(CellError) as caught:
+    with pytest.raises(CellError, match=tag) as caught:
         repair_bio_tags(["O", tag])
-    assert tag in caught.value.what
     assert fix in caught.value.fix
 
 
@@ -72,17 +70,15 @@ def test_words_and_tags() -> None:
     assert parse_tag_list(["O", 7], 2) == ("O", "7")
 
 
-@pytest.mark.parametrize(
-    ("cell", "what"), [(None, "NoneType"), ([1], "other values"), ([], "no word"), (["a", " "], "empty")]
-)
-def test_cells_that_are_no_words_are_faults(cell: Any, what: str) -> None:
-    with pytest.raises(CellError, match=what):
+@pytest.mark.parametrize("cell", [None, [1], [], ["a", " "]])
+def test_cells_that_are_no_words_are_faults(cell: Any) -> None:
+    with pytest.raises(CellError):
         parse_words(cell)
 
 
-@pytest.mark.parametrize(("cell", "what"), [("O", "str"), ([None], "other values"), (["O"], "1 tags for 2 words")])
-def test_cells_that_are_no_tags_are_faults(cell: Any, what: str) -> None:
-    with pytest.raises(CellError, match=what):
+@pytest.mark.parametrize("cell", ["O", [None], ["O"]])
+def test_cells_that_are_no_tags_of_two_words_are_faults(cell: Any) -> None:
+    with pytest.raises(CellError):
         parse_tag_list(cell, 2)
 
 
@@ -103,19 +99,19 @@ def test_answers(cell: Any, wanted: tuple[AnswerSpan, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "what", "fix"),
+    ("cell", "fix"),
     [
-        (None, "missing", "\\[\\]"),
-        (["Ida"], "list", "answer_start"),
-        ([{"text": "the key", "answer_start": 15}], "there is 'he key.'", "begins at 14"),
-        ([{"text": "the hat", "answer_start": 14}], "'the hat' is not at answer_start 14", "does not have it"),
-        ([{"text": "Otto", "answer_start": -34}], "not at answer_start -34", "begins at 0"),
-        ([{"text": "Ida"}], "no answer_start", "number"),
-        ([{"text": " ", "answer_start": 4}], "without text", "text"),
-        ({"text": ["Ida"], "answer_start": []}, "differ in the number", "each"),
+        (None, "[]"),
+        (["Ida"], "answer_start"),
+        ([{"text": "the key", "answer_start": 15}], "begins at 14"),
+        ([{"text": "the hat", "answer_start": 14}], "does not have it"),
+        ([{"text": "Otto", "answer_start": -34}], "begins at 0"),
+        ([{"text": "Ida"}], "number"),
+        ([{"text": " ", "answer_start": 4}], "text"),
+        ({"text": ["Ida"], "answer_start": []}, "each"),
     ],
 )
-def test_wrong_answers_are_faults(cell: Any, what: str, fix: str) -> None:
-    with pytest.raises(CellError, match=what) as caught:
+def test_wrong_answers_are_faults(cell: Any, fix: str) -> None:
+    with pytest.raises(CellError) as caught:
         parse_answers_in_context(cell, CONTEXT)
-    assert re.search(fix, caught.value.fix)
+    assert fix in caught.value.fix
