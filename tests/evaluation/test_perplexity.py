@@ -17,7 +17,6 @@ from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.data.prepare import tokenize_data, tokenize_files
 from lmtool.data.store import TokenStore
-from lmtool.errors import UsageError
 from lmtool.evaluation import perplexity as measuring_text
 from lmtool.evaluation.loop import evaluate_items
 from lmtool.evaluation.perplexity import (
@@ -35,7 +34,7 @@ from lmtool.tokenization.tokenizer import Tokenizer
 from tests.compute.together import together
 from tests.reference import perplexity as reference
 from tests.support import tiny
-from tests.support.cases import nightly_but
+from tests.support.errors import refuses
 from tests.support.training import MemoryStore, Work, ended, metrics
 
 CONTEXT = 7
@@ -81,7 +80,7 @@ def measuring(request: pytest.FixtureRequest, tmp_path: Path) -> Measuring:
     return Measuring(tmp_path, request.param)
 
 
-@pytest.mark.parametrize("stride", nightly_but([1, 2, 3, 5, 6, 7], 0, 3))
+@pytest.mark.parametrize("stride", [1, 3, 7])
 def test_perplexity_is_its_definition(measuring: Measuring, stride: int) -> None:
     nats, count = reference.nats(measuring.ids(), measuring.next_logits, CONTEXT, stride)
     found = measuring.evaluate(stride)
@@ -95,15 +94,12 @@ def test_perplexity_is_its_definition(measuring: Measuring, stride: int) -> None
     assert (found.context, found.stride) == (CONTEXT, stride)
 
 
-@pytest.mark.parametrize("stride", [2, 7])
-def test_how_windows_are_batched_changes_nothing(
-    measuring: Measuring, stride: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_windows_are_batched_changes_nothing(measuring: Measuring, monkeypatch: pytest.MonkeyPatch) -> None:
     """All in one batch, padded; a few; one at a time, without padding."""
     found = []
     for tokens in (10**6, 20, 1):
         monkeypatch.setattr(measuring_text, "evaluate_items", partial(evaluate_items, max_tokens=tokens))
-        found.append(measuring.evaluate(stride).nats)
+        found.append(measuring.evaluate(2).nats)
     assert found[1:] == pytest.approx([found[0]] * 2, rel=1e-6)
 
 
@@ -125,31 +121,20 @@ def test_every_token_but_first_ones_is_scored_once(context: int, stride: int) ->
 # Validation in training
 
 
-def some_rows() -> Any:
-    return MemoryStore([[1, *range(2, 2 + n)] for n in (3, 40, 1, 17, 9, 25)])
-
-
-def test_the_sample_is_fixed_by_the_seed() -> None:
-    store = some_rows()
-    first = EvaluationWindows.sample(store, 4, 30, seed=1).windows
-    assert first == EvaluationWindows.sample(store, 4, 30, seed=1).windows
-    assert first != EvaluationWindows.sample(store, 4, 30, seed=2).windows
+def test_the_sample_is_fixed_by_the_seed_or_everything() -> None:
+    store: Any = MemoryStore([[1, *range(2, 2 + n)] for n in (3, 40, 1, 17, 9, 25)])
+    first, again, other = (EvaluationWindows.sample(store, 4, 30, seed=seed).windows for seed in (1, 1, 2))
+    assert first == again != other
     assert first == sorted(first, key=lambda span: span.start)
     assert set(first) < set(sliding_windows(store, 4, 4))
     assert 30 <= sum(span.n_scored for span in first) < 34
+    for tokens in (None, 10**6):
+        assert EvaluationWindows.sample(store, 4, tokens, seed=1).windows == sliding_windows(store, 4, 4)
 
 
-@pytest.mark.parametrize("tokens", [None, 10**6])
-def test_the_sample_may_be_everything(tokens: int | None) -> None:
-    assert EvaluationWindows.sample(some_rows(), 4, tokens, seed=1).windows == sliding_windows(some_rows(), 4, 4)
-
-
-@pytest.mark.parametrize("size", [2, 50])
-def test_processes_share_a_text_that_is_measured(
-    measuring: Measuring, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_processes_share_a_text_that_is_measured(measuring: Measuring, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = measuring.evaluate(3)
-    found = together(monkeypatch, size, partial(measuring.evaluate, 3))
+    found = together(monkeypatch, 20, partial(measuring.evaluate, 3))
     assert len(set(found)) == 1
     assert found[0].nats == pytest.approx(alone.nats, rel=1e-6)
     assert found[0].to_record() == pytest.approx(alone.to_record(), rel=1e-5)
@@ -171,9 +156,7 @@ def test_validation_equals_measuring_the_same_text(work: Work, split: str) -> No
     assert (shorter.context, shorter.stride, shorter.tokens) == (8, 3, found.tokens)
 
 
-@pytest.mark.parametrize(
-    "position", nightly_but(["alibi", "rotary", "relative", "sinusoidal", "none"], "alibi", "relative")
-)
+@pytest.mark.parametrize("position", ["alibi", "relative"])
 def test_without_learned_positions_more_is_read_than_in_training(work: Work, position: str) -> None:
     work.pretrain("training.steps=1", f"model.position.kind={position}", "data.split=slice")
     text = work.folder / "long.txt"
@@ -189,5 +172,5 @@ def test_without_learned_positions_more_is_read_than_in_training(work: Work, pos
 def test_as_many_learned_positions_are_read_as_there_are(work: Work) -> None:
     work.pretrain("training.steps=1", "model.position={kind: learned, size: 20}")
     assert measure_perplexity(str(work.run()), [str(work.text)], context=20).perplexity.context == 20
-    with pytest.raises(UsageError, match="has 20 learned positions"):
+    with refuses("usage"):
         measure_perplexity(str(work.run()), [str(work.text)], context=21)
