@@ -11,14 +11,8 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
+from lmtool.evaluation import attribution
 from lmtool.evaluation.attention import AttentionWeights, TextAttention, compute_attention, make_row_forward_pass_input
-from lmtool.evaluation.attribution import (
-    PATH_STEPS,
-    attribute_words,
-    compute_attention_rollout,
-    compute_integrated_gradients,
-    score_without_each_word,
-)
 from lmtool.model.heads import Classifier
 from lmtool.model.layers.attention import CrossAttention
 from lmtool.model.layers.memory_attention import RecurrentStateAttention
@@ -220,7 +214,7 @@ def test_words_that_decided(load: Any, name: str) -> None:
     model = loaded.model
     assert isinstance(model, Classifier)
     text = "They walked home, alone"
-    found = attribute_words(loaded, [text], compute_attention(loaded, [text]))
+    found = attribution.attribute_words(loaded, [text], compute_attention(loaded, [text]))
     row = make_row_forward_pass_input(loaded, [text])
 
     def score(ids: list[int]) -> torch.Tensor:
@@ -252,7 +246,7 @@ def test_words_that_decided(load: Any, name: str) -> None:
             weight.copy_(kept)
         return grad[ids].double().numpy()
 
-    per_token = plain.integrated_gradients(gradient, kept[ids].double().numpy(), PATH_STEPS)
+    per_token = plain.integrated_gradients(gradient, kept[ids].double().numpy(), attribution.PATH_STEPS)
     for w, (start, n) in enumerate(zip(starts, counts, strict=True)):
         without = ids[:start] + ids[start + n :]
         assert found.leave_one_out[w] == pytest.approx(found.score - float(score(without).detach()), abs=1e-5)
@@ -275,7 +269,7 @@ def test_words_that_decided(load: Any, name: str) -> None:
 @pytest.mark.parametrize("text", ["", " ", "\x1b[31m red \udc80", "</b>&"])
 def test_odd_texts_have_words_that_can_be_printed(load: Any, text: str) -> None:
     loaded = load("classes")
-    found = attribute_words(loaded, [text], compute_attention(loaded, [text]))
+    found = attribution.attribute_words(loaded, [text], compute_attention(loaded, [text]))
     assert len(found.words) == len(found.leave_one_out) == len(found.integrated_gradients)
     assert all(word.isprintable() for word in found.words)
     assert bool(found.words) == bool(text.strip())
@@ -297,7 +291,7 @@ def test_integrated_gradients_add_up_to_the_difference_from_nothing() -> None:
         return torch.tanh(embedding(batch.tokens_BT) @ matrix).sum((1, 2)) ** 2
 
     batch = Batch(torch.tensor([[1, 3, 3]]))
-    shares_T = compute_integrated_gradients(score, embedding, batch, 400)
+    shares_T = attribution.compute_integrated_gradients(score, embedding, batch, 400)
     assert shares_T.sum() == pytest.approx(float(score(batch).detach()), rel=1e-4)
     assert shares_T[1] == pytest.approx(shares_T[2])
 
@@ -306,12 +300,15 @@ def test_the_only_word_of_a_text_without_special_tokens_can_be_left_out() -> Non
     def score(batch: Batch) -> torch.Tensor:
         return batch.tokens_BT.sum(1).double()
 
-    assert score_without_each_word(score, Batch(torch.tensor([[3, 4]])), [[0], [0, 1]], 9).tolist() == [4, 9]
+    assert attribution.score_without_each_word(score, Batch(torch.tensor([[3, 4]])), [[0], [0, 1]], 9).tolist() == [
+        4,
+        9,
+    ]
 
 
 def test_rollout_of_attention_to_oneself_is_oneself() -> None:
     eye = np.broadcast_to(np.eye(4, dtype=np.float32), (3, 2, 4, 4))
-    np.testing.assert_array_equal(compute_attention_rollout(eye), np.eye(4))
+    np.testing.assert_array_equal(attribution.compute_attention_rollout(eye), np.eye(4))
 
 
 def test_heads_are_summarized_by_where_their_weight_is() -> None:

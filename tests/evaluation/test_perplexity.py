@@ -19,13 +19,6 @@ from lmtool.data.prepare import tokenize_data, tokenize_files
 from lmtool.data.store import TokenStore
 from lmtool.evaluation import perplexity as measuring_text
 from lmtool.evaluation.loop import evaluate_items
-from lmtool.evaluation.perplexity import (
-    EvaluationWindows,
-    Perplexity,
-    compute_perplexity,
-    measure_perplexity,
-    sliding_windows,
-)
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
@@ -69,10 +62,10 @@ class Measuring:
             hidden_BTD = self.model(Batch(torch.tensor([list(ids)]))).hidden_BTD
             return tiny.array(self.model.logits(hidden_BTD)[0, -1])
 
-    def evaluate(self, stride: int, world: World = World()) -> Perplexity:  # noqa: B008 - it is frozen
+    def evaluate(self, stride: int, world: World = World()) -> measuring_text.Perplexity:  # noqa: B008 - it is frozen
         compute = replace(CPU, world=world)
         where = self.store, self.tokenizer, compute
-        return compute_perplexity(self.model, self.objective, *where, context=CONTEXT, stride=stride)
+        return measuring_text.compute_perplexity(self.model, self.objective, *where, context=CONTEXT, stride=stride)
 
 
 @pytest.fixture(params=["document", "slice"])
@@ -107,11 +100,13 @@ def test_how_windows_are_batched_changes_nothing(measuring: Measuring, monkeypat
 def test_every_token_but_first_ones_is_scored_once(context: int, stride: int) -> None:
     store: Any = MemoryStore([[1], [1, 2], [1, *range(20)], [1, 2, 3, 4, 5], [1, *range(7)]])
     scored = [
-        place for span in sliding_windows(store, context, stride) for place in range(span.first_scored, span.stop)
+        place
+        for span in measuring_text.sliding_windows(store, context, stride)
+        for place in range(span.first_scored, span.stop)
     ]
     firsts = {store.document_range(i)[0] for i in range(store.n_documents)}
     assert sorted(scored) == [place for place in range(len(store)) if place not in firsts]
-    for span in sliding_windows(store, context, stride):
+    for span in measuring_text.sliding_windows(store, context, stride):
         begin, end = store.document_range(store.find_documents(span.start))
         assert begin <= span.start < span.first_scored < span.stop <= end
         assert span.stop - span.start <= context + 1
@@ -123,13 +118,17 @@ def test_every_token_but_first_ones_is_scored_once(context: int, stride: int) ->
 
 def test_the_sample_is_fixed_by_the_seed_or_everything() -> None:
     store: Any = MemoryStore([[1, *range(2, 2 + n)] for n in (3, 40, 1, 17, 9, 25)])
-    first, again, other = (EvaluationWindows.sample(store, 4, 30, seed=seed).windows for seed in (1, 1, 2))
+    first, again, other = (
+        measuring_text.EvaluationWindows.sample(store, 4, 30, seed=seed).windows for seed in (1, 1, 2)
+    )
     assert first == again != other
     assert first == sorted(first, key=lambda span: span.start)
-    assert set(first) < set(sliding_windows(store, 4, 4))
+    assert set(first) < set(measuring_text.sliding_windows(store, 4, 4))
     assert 30 <= sum(span.n_scored for span in first) < 34
     for tokens in (None, 10**6):
-        assert EvaluationWindows.sample(store, 4, tokens, seed=1).windows == sliding_windows(store, 4, 4)
+        assert measuring_text.EvaluationWindows.sample(
+            store, 4, tokens, seed=1
+        ).windows == measuring_text.sliding_windows(store, 4, 4)
 
 
 def test_processes_share_a_text_that_is_measured(measuring: Measuring, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,10 +148,10 @@ def test_validation_equals_measuring_the_same_text(work: Work, split: str) -> No
         f"data.split={split}", "evaluation.tokens=null", "objective.label_smoothing=0.1", valid=valid
     )
     best = ended(events)
-    found = measure_perplexity(str(work.run()), [str(valid)]).perplexity
+    found = measuring_text.measure_perplexity(str(work.run()), [str(valid)]).perplexity
     assert best.best_value == pytest.approx(found.loss, rel=1e-6)
     assert {record["step"]: record["valid_loss"] for record in metrics(work.run())}[best.best_step] == best.best_value
-    shorter = measure_perplexity(str(work.run()), [str(valid)], context=8, stride=3).perplexity
+    shorter = measuring_text.measure_perplexity(str(work.run()), [str(valid)], context=8, stride=3).perplexity
     assert (shorter.context, shorter.stride, shorter.tokens) == (8, 3, found.tokens)
 
 
@@ -162,7 +161,8 @@ def test_without_learned_positions_more_is_read_than_in_training(work: Work, pos
     text = work.folder / "long.txt"
     text.write_text("the cat sat on the mat and ran away home " * 4, encoding="utf-8")
     short, long = (
-        measure_perplexity(str(work.run()), [str(text)], context=context).perplexity for context in (None, 40)
+        measuring_text.measure_perplexity(str(work.run()), [str(text)], context=context).perplexity
+        for context in (None, 40)
     )
     assert (short.context, long.context) == (16, 40)
     assert long.tokens == short.tokens
@@ -171,6 +171,6 @@ def test_without_learned_positions_more_is_read_than_in_training(work: Work, pos
 
 def test_as_many_learned_positions_are_read_as_there_are(work: Work) -> None:
     work.pretrain("training.steps=1", "model.position={kind: learned, size: 20}")
-    assert measure_perplexity(str(work.run()), [str(work.text)], context=20).perplexity.context == 20
+    assert measuring_text.measure_perplexity(str(work.run()), [str(work.text)], context=20).perplexity.context == 20
     with refuses("usage"):
-        measure_perplexity(str(work.run()), [str(work.text)], context=21)
+        measuring_text.measure_perplexity(str(work.run()), [str(work.text)], context=21)

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from lmtool.data.table import RowError, Table, open_table
-from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.cells import parse_messages
 from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_unlabelled_rows
@@ -18,6 +17,7 @@ from lmtool.tasks.schema import Columns, choose_columns
 from lmtool.tasks.text_to_text import TextToTextTask
 from lmtool.tokenization.chat import ChatFormat, Message
 from lmtool.tokenization.prompt_format import PromptFormat
+from tests.tasks.models import recipe_of
 from tests.tokenization.chat_templates import published
 from tests.tokenization.tool_templates import calling
 
@@ -175,16 +175,10 @@ def test_calls_and_tools_beside_them_are_read(tmp_path: Path, ending: str) -> No
 def test_the_assistant_learns_its_calls(tmp_path: Path) -> None:
     chat = calling(tmp_path, "hermes")
     tokenizer = chat._tokenizer
-    model = {"kind": "transformer", "n_layers": 1, "d_model": 16, "n_heads": 2, "context": 512}
-    recipe = Recipe.model_validate(
-        {"model": model, "objective": {"kind": "seq2seq"}, "training": {"steps": 1, "batch_size": 1}}
-    )
+    recipe = recipe_of({"context": 512}, {"kind": "seq2seq"})
     prompt_format = replace(PromptFormat.from_recipe(recipe, tokenizer), chat=chat)
-    task = TextToTextTask(recipe, prompt_format, "", Columns((), messages="messages", tools="tools"), ())
+    task: Any = TextToTextTask(recipe, prompt_format, "", Columns((), messages="messages", tools="tools"), ())
     last, call = task.encode(read(calls(tmp_path, (CALLED, [TOOL]), (CALLED[:2], [TOOL])), chat=chat))
-    assert last.target is not None
-    assert last.learned is not None
-    assert call.target is not None
     written = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     assert task.prompt_format.decode_generated(last.tokens[last.learned].tolist()) == call.answer == written
     assert (last.answer, tokenizer.decode(last.target.tolist())) == ("Noon.", "Noon.")

@@ -7,14 +7,8 @@ import pytest
 
 from lmtool.arrays import Floats
 from lmtool.recipe.spec.objective import Classification
+from lmtool.tasks import multi_label
 from lmtool.tasks.classification import LOG_TEMPERATURE_STD, MIN_MISTAKES, fit_temperature_with_prior
-from lmtool.tasks.multi_label import (
-    DEFAULT_THRESHOLD,
-    MIN_THRESHOLD_ROWS,
-    MultiLabelTask,
-    find_threshold_of_best_f1,
-    fit_f1_thresholds,
-)
 from lmtool.tokenization.prompt_format import PromptFormat
 from tests.reference import calibrated as reference
 
@@ -81,7 +75,7 @@ def test_a_threshold_has_the_highest_f1(seed: int) -> None:
     p_R = rng.random(20).round(1 + seed % 2)
     true_R = rng.random(20) < p_R
     true_R[0] = True
-    found = find_threshold_of_best_f1(p_R, true_R)
+    found = multi_label.find_threshold_of_best_f1(p_R, true_R)
     assert reference.f1(p_R.tolist(), true_R.tolist(), found) == reference.best_f1(p_R.tolist(), true_R.tolist())
     assert 0 <= found < 1
     assert found not in p_R[p_R > 0]
@@ -97,13 +91,16 @@ def labels(n_rows: int, rates: Any, shifts: Any, seed: int = 0) -> tuple[Floats,
 
 def test_labels_with_few_rows_share_a_threshold() -> None:
     p_RC, true_RC = labels(400, np.array([0.3, 0.2, 0.01]), np.array([-2.0, 1.0, 0.0]))
-    assert (true_RC.sum(0) > MIN_THRESHOLD_ROWS).tolist() == [True, True, False]
-    own = [find_threshold_of_best_f1(p_RC[:, i], true_RC[:, i]) for i in (0, 1)]
-    assert fit_f1_thresholds(p_RC, true_RC) == (*own, find_threshold_of_best_f1(p_RC, true_RC))
-    assert own[0] < DEFAULT_THRESHOLD < own[1] + 0.2
+    assert (true_RC.sum(0) > multi_label.MIN_THRESHOLD_ROWS).tolist() == [True, True, False]
+    own = [multi_label.find_threshold_of_best_f1(p_RC[:, i], true_RC[:, i]) for i in (0, 1)]
+    assert multi_label.fit_f1_thresholds(p_RC, true_RC) == (*own, multi_label.find_threshold_of_best_f1(p_RC, true_RC))
+    assert own[0] < multi_label.DEFAULT_THRESHOLD < own[1] + 0.2
     p_RC, true_RC = labels(10, np.array([0.2, 0.1]), np.zeros(2))
-    assert true_RC.sum() < MIN_THRESHOLD_ROWS
-    assert fit_f1_thresholds(p_RC, true_RC) == (DEFAULT_THRESHOLD, DEFAULT_THRESHOLD)
+    assert true_RC.sum() < multi_label.MIN_THRESHOLD_ROWS
+    assert multi_label.fit_f1_thresholds(p_RC, true_RC) == (
+        multi_label.DEFAULT_THRESHOLD,
+        multi_label.DEFAULT_THRESHOLD,
+    )
 
 
 def test_thresholds_raise_f1_on_other_rows() -> None:
@@ -114,14 +111,14 @@ def test_thresholds_raise_f1_on_other_rows() -> None:
         columns = zip(others_RC.T.tolist(), true_RC.T.tolist(), thresholds, strict=True)
         return float(np.mean([reference.f1(*column) for column in columns]))
 
-    before = macro_f1((DEFAULT_THRESHOLD,) * len(rates))
+    before = macro_f1((multi_label.DEFAULT_THRESHOLD,) * len(rates))
     for seed in range(8):
-        assert macro_f1(fit_f1_thresholds(*labels(300, rates, shifts, seed))) > before + 0.1
+        assert macro_f1(multi_label.fit_f1_thresholds(*labels(300, rates, shifts, seed))) > before + 0.1
 
 
 def test_probabilities_of_any_scores_are_sigmoids() -> None:
     """Also of scores so far from 0 that their exponential is infinite, as on a table that is learnt exactly."""
     spec = Classification(kind="classification", task="multi", labels=("x", "y"))
-    task = MultiLabelTask(cast(PromptFormat, None), spec)
+    task = multi_label.MultiLabelTask(cast(PromptFormat, None), spec)
     p_RC = task.compute_probabilities(np.array([[-2000.0, 2000.0], [0.0, np.log(3)]]))
     np.testing.assert_allclose(p_RC, [[0, 1], [0.5, 0.75]])

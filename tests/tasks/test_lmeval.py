@@ -16,15 +16,7 @@ from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
 from lmtool.interop.export.exporting import export
 from lmtool.runs.load import LoadedModel, load_run
-from lmtool.tasks.benchmarks import (
-    FEWSHOT_SEED,
-    Tasks,
-    bundled_task_names,
-    evaluate_lm_eval_tasks,
-    import_and_silence_lm_eval,
-    iterate_row_names_and_answered_prompts,
-    load_lm_eval_tasks,
-)
+from lmtool.tasks import benchmarks
 from lmtool.tasks.comparison import compare_row_scores, extract_row_scores_by_task
 from tests.interop.runs import made, recipe_of, tokenizer_of
 from tests.support.errors import refuses
@@ -86,7 +78,7 @@ def write(folder: Path, **tasks: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def _library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    import_and_silence_lm_eval()
+    benchmarks.import_and_silence_lm_eval()
     import datasets
 
     with pytest.MonkeyPatch.context() as patch:
@@ -112,14 +104,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
     return {name: load_run(str(work.run(name)), CPU) for name in kinds}
 
 
-def opened(folder: str, *names: str) -> Tasks:
-    return load_lm_eval_tasks([str(Path(folder) / f"{name}.yaml") for name in names])
+def opened(folder: str, *names: str) -> benchmarks.Tasks:
+    return benchmarks.load_lm_eval_tasks([str(Path(folder) / f"{name}.yaml") for name in names])
 
 
 @pytest.mark.parametrize("kind", ["decoder", "recurrent", "encoder"])
 def test_log_probabilities_are_those_of_the_logits(kind: str, runs: dict[str, LoadedModel], folder: str) -> None:
     loaded = runs[kind]
-    found = evaluate_lm_eval_tasks(loaded, opened(folder, "choice", "schema", "word"), max_rows_per_task=4)
+    found = benchmarks.evaluate_lm_eval_tasks(loaded, opened(folder, "choice", "schema", "word"), max_rows_per_task=4)
     n = 0
     for rows in found.samples.values():
         for row in rows:
@@ -134,7 +126,7 @@ def test_log_probabilities_are_those_of_the_logits(kind: str, runs: dict[str, Lo
 
 
 def test_a_choice_is_right_by_its_log_probability(runs: dict[str, LoadedModel], folder: str) -> None:
-    found = evaluate_lm_eval_tasks(runs["decoder"], opened(folder, "choice"))
+    found = benchmarks.evaluate_lm_eval_tasks(runs["decoder"], opened(folder, "choice"))
     right, mutual = [], []
     for row in found.samples["choice"]:
         scores = [log_p for ((log_p, _),) in row["resps"]]
@@ -150,8 +142,8 @@ def test_a_choice_is_right_by_its_log_probability(runs: dict[str, LoadedModel], 
 
 
 def test_rows_and_examples_can_be_fewer(runs: dict[str, LoadedModel], folder: str) -> None:
-    tasks = load_lm_eval_tasks([f"{folder}/shots.yaml"], n_shots=1)
-    found = evaluate_lm_eval_tasks(runs["decoder"], tasks, max_rows_per_task=3)
+    tasks = benchmarks.load_lm_eval_tasks([f"{folder}/shots.yaml"], n_shots=1)
+    found = benchmarks.evaluate_lm_eval_tasks(runs["decoder"], tasks, max_rows_per_task=3)
     assert (found.rows, found.shots) == ({"shots": 3}, {"shots": 1})
     assert all(row["arguments"][0][0].count(" and") == 2 for row in found.samples["shots"])
 
@@ -161,7 +153,7 @@ def test_a_group_has_the_mean_of_its_tasks(runs: dict[str, LoadedModel], tmp_pat
     folder = write(tmp_path / "group", choice=CHOICE, word=TASKS["word"])
     group = {"group": "both", "task": ["choice", "word"], "aggregate_metric_list": [{"metric": "acc"}]}
     (tmp_path / "group" / "both.yaml").write_text(yaml.safe_dump(group))
-    found = evaluate_lm_eval_tasks(runs["decoder"], load_lm_eval_tasks([folder]))
+    found = benchmarks.evaluate_lm_eval_tasks(runs["decoder"], benchmarks.load_lm_eval_tasks([folder]))
     values = [one["acc"].value for one in found.tasks.values()]
     assert len(values) == 2
     assert found.groups == {"both": {"acc": pytest.approx(sum(values) / 2)}}
@@ -173,7 +165,7 @@ def test_generated_answers_end_where_the_task_says(runs: dict[str, LoadedModel],
     """Filters of sampling are off at the values of Transformers."""
     off = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0} if samples else {}
     folder = write(tmp_path / "t", t=WRITTEN | {"generation_kwargs": WRITTEN["generation_kwargs"] | off})
-    found = evaluate_lm_eval_tasks(runs["decoder"], load_lm_eval_tasks([folder]))
+    found = benchmarks.evaluate_lm_eval_tasks(runs["decoder"], benchmarks.load_lm_eval_tasks([folder]))
     params = SamplingParams("sample", temperature=1.0) if samples else SamplingParams("greedy")
     params = replace(params, max_new_tokens=6)
     wanted = TextGenerator(runs["decoder"]).complete([row["text"] for row in ROWS], params, stop=(" the",))
@@ -182,7 +174,9 @@ def test_generated_answers_end_where_the_task_says(runs: dict[str, LoadedModel],
 
 def test_what_does_not_fit_the_context_is_counted(runs: dict[str, LoadedModel], tmp_path: Path) -> None:
     long = write(tmp_path / "long", choice=CHOICE | {"description": "a cat ran home and " * 20})
-    found = evaluate_lm_eval_tasks(runs["decoder"], load_lm_eval_tasks([long]), max_rows_per_task=2)
+    found = benchmarks.evaluate_lm_eval_tasks(
+        runs["decoder"], benchmarks.load_lm_eval_tasks([long]), max_rows_per_task=2
+    )
     assert found.n_truncated == 6, "not the choices without their question"
     assert found.truncation_notices()
 
@@ -218,9 +212,9 @@ def test_rows_are_those_of_the_model_in_transformers(
     from lm_eval.evaluator import evaluate
 
     loaded, peer = exported[kind]
-    own = evaluate_lm_eval_tasks(loaded, opened(folder, name)).samples[name]
+    own = benchmarks.evaluate_lm_eval_tasks(loaded, opened(folder, name)).samples[name]
     tasks = opened(folder, name)
-    tasks["tasks"][name].set_fewshot_seed(FEWSHOT_SEED)
+    tasks["tasks"][name].set_fewshot_seed(benchmarks.FEWSHOT_SEED)
     other = evaluate(peer, dict(tasks), bootstrap_iters=0)["samples"][name]
     assert len(own) == len(other) == len(ROWS)
     for row, one in zip(own, sorted(other, key=lambda row: row["doc_id"]), strict=True):
@@ -237,14 +231,14 @@ def test_rows_are_those_of_the_model_in_transformers(
 
 def test_shipped_tasks_are_opened_wherever_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert bundled_task_names() == ["bigbench", "bundled"]
-    tasks = load_lm_eval_tasks(["bundled"])
-    texts = dict(iterate_row_names_and_answered_prompts(tasks, max_rows_per_task=3))
+    assert benchmarks.bundled_task_names() == ["bigbench", "bundled"]
+    tasks = benchmarks.load_lm_eval_tasks(["bundled"])
+    texts = dict(benchmarks.iterate_row_names_and_answered_prompts(tasks, max_rows_per_task=3))
     assert list(tasks["tasks"]) == ["endings", "entailment", "kinship", "names", "reviews", "texts"]
     assert len(texts) == 18
     assert texts["entailment, row 1"].split()[-1] in ("True", "Neither", "False")
     with pytest.raises(DataError, match="bigbench_cs_algorithms") as refused:
-        load_lm_eval_tasks(["bigbench"])
+        benchmarks.load_lm_eval_tasks(["bigbench"])
     assert "lmtool data get bigbench" in refused.value.fix
 
 
@@ -262,7 +256,7 @@ def test_a_task_that_cannot_be_used_is_refused(name: str, tmp_path: Path) -> Non
     code, changes = REFUSED[name]
     folder = write(tmp_path / "t", t=CHOICE | changes)
     with refuses(code):
-        list(iterate_row_names_and_answered_prompts(load_lm_eval_tasks([folder])))
+        list(benchmarks.iterate_row_names_and_answered_prompts(benchmarks.load_lm_eval_tasks([folder])))
 
 
 def test_what_is_no_task_is_refused(tmp_path: Path, runs: dict[str, LoadedModel]) -> None:
@@ -271,11 +265,11 @@ def test_what_is_no_task_is_refused(tmp_path: Path, runs: dict[str, LoadedModel]
     (tmp_path / "empty").mkdir()
     for names in (["one.yaml", "same.yaml"], ["list.yaml"], ["empty"], ["missing.yaml"]):
         with refuses("usage"):
-            load_lm_eval_tasks([str(tmp_path / name) for name in names])
+            benchmarks.load_lm_eval_tasks([str(tmp_path / name) for name in names])
     with refuses("usage"):
-        load_lm_eval_tasks(["", str(tmp_path / "one.yaml")])
+        benchmarks.load_lm_eval_tasks(["", str(tmp_path / "one.yaml")])
     with refuses("usage"):
-        load_lm_eval_tasks([write(tmp_path / "written", written=WRITTEN)], [runs["encoder"]])
+        benchmarks.load_lm_eval_tasks([write(tmp_path / "written", written=WRITTEN)], [runs["encoder"]])
 
 
 def test_useless_weights_are_told(runs: dict[str, LoadedModel], folder: str) -> None:
@@ -287,14 +281,14 @@ def test_useless_weights_are_told(runs: dict[str, LoadedModel], folder: str) -> 
         with torch.no_grad():
             next(loaded.model.parameters()).fill_(float("nan"))
         with refuses("numerical"):
-            evaluate_lm_eval_tasks(loaded, opened(folder, "word"), max_rows_per_task=1)
+            benchmarks.evaluate_lm_eval_tasks(loaded, opened(folder, "word"), max_rows_per_task=1)
     finally:
         loaded.model.load_state_dict(before)
 
 
 def test_two_models_are_compared_row_by_row(runs: dict[str, LoadedModel], folder: str) -> None:
     tasks = opened(folder, "choice", "shots", "text", "written")
-    found = {name: evaluate_lm_eval_tasks(runs[name], tasks) for name in ("decoder", "recurrent")}
+    found = {name: benchmarks.evaluate_lm_eval_tasks(runs[name], tasks) for name in ("decoder", "recurrent")}
     prompts = [[row["arguments"] for row in one.samples["shots"]] for one in found.values()]
     assert prompts[0] == prompts[1], "with the same examples"
     scored = [extract_row_scores_by_task(name, one) for name, one in found.items()]

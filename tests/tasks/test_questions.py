@@ -9,22 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.compute.device import configure_compute
 from lmtool.data.table import open_table
 from lmtool.model.heads import HeadOutput
-from lmtool.objective import build_objective
-from lmtool.recipe.spec.recipe import Recipe
-from lmtool.runs.load import build_model
 from lmtool.tasks.cells import AnswerSpan
-from lmtool.tasks.questions import ContextWindow, ExtractedAnswer, SpanTask
+from lmtool.tasks.questions import ContextWindow, ExtractedAnswer
 from lmtool.tasks.reading import LabelledRow, read_labelled_table
-from lmtool.tasks.schema import choose_columns
+from lmtool.tasks.schema import Columns, choose_columns
 from lmtool.tasks.split import apply_split, hold_out_stratified
 from lmtool.tasks.task import ModelWithObjective
-from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.support.errors import refuses
 from tests.tasks.labelled import KINDS
+from tests.tasks.models import model_of, recipe_of, task_of
 
 CONTEXT = "On Monday Otto gave the brass key to naïve Ida's hen, because it rained. Ida sold it."
 TOKENIZERS = {kind: Tokenizer.train(spec, [CONTEXT + " Who?"]) for kind, spec in KINDS.items()}
@@ -34,14 +30,9 @@ TOKENS = np.array(WORD.encode_with_offsets(CONTEXT)[1])
 
 def setting(kind: str = "word", context: int = 128, shape: str = "encoder", **spec: Any) -> Any:
     """A task, and a model for it."""
-    model = {"kind": "transformer", "shape": shape, "n_layers": 1, "d_model": 8, "n_heads": 2, "context": context}
-    training = {"steps": 1, "batch_size": 1, "device": "cpu"}
-    objective = {"kind": "question-answering"} | spec
-    recipe = Recipe.model_validate({"model": model, "objective": objective, "training": training})
-    tokenizer, compute = TOKENIZERS[kind], configure_compute("cpu", "float32")
-    lm = build_model(recipe, tokenizer, compute)
-    task = SpanTask(PromptFormat.from_recipe(recipe, tokenizer), recipe.objective)  # type: ignore[arg-type]
-    return task, ModelWithObjective(lm, build_objective(recipe, tokenizer), compute)
+    recipe = recipe_of({"shape": shape, "context": context}, {"kind": "question-answering"} | spec)
+    columns = Columns(("question", "context"), "answers", kind="questions")
+    return task_of(recipe, TOKENIZERS[kind], columns), model_of(recipe, TOKENIZERS[kind])
 
 
 def question(answer: str | None = "the brass key", row: int = 1, context: str = CONTEXT) -> LabelledRow:

@@ -4,37 +4,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from torch import nn
 
-from lmtool.compute.device import configure_compute
 from lmtool.model.heads import Tagger, TokenHeadModel
-from lmtool.objective import build_objective
-from lmtool.recipe.spec.recipe import Recipe
-from lmtool.runs.load import build_model
-from lmtool.tasks.build import build_task
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from lmtool.tasks.tagging import EntityTask
 from lmtool.tasks.task import ModelWithObjective
-from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.tasks.labelled import KINDS
+from tests.tasks.models import model_of, recipe_of, task_of
 
 TEXT = ["Otto met Ida at the Golden Goose , didn't he ? Übermut und naïve Hühner"]
 WORDS = ("Otto", "met", "Ida's", "naïve", "Hühner", "at", "the", "Golden", "Goose", "?")
 BIO = ("B-X", "I-X", "O")
-MODEL = {"kind": "transformer", "shape": "encoder", "n_layers": 1, "d_model": 8, "n_heads": 2, "context": 96}
 
 
 def task(kind: str, labels: tuple[str, ...] = BIO, **model: Any) -> tuple[Any, ModelWithObjective]:
     """For a tokenizer of this kind."""
-    tokenizer, objective = Tokenizer.train(KINDS[kind], TEXT), {"kind": "tagging", "labels": labels}
-    training = {"steps": 1, "batch_size": 1, "device": "cpu"}
-    recipe = Recipe.model_validate({"model": MODEL | model, "objective": objective, "training": training})
-    compute = configure_compute("cpu", "float32")
-    lm = build_model(recipe, tokenizer, compute)
-    built = build_task(recipe, PromptFormat.from_recipe(recipe, tokenizer), "", Columns(("words",)), ())
-    return built, ModelWithObjective(lm, build_objective(recipe, tokenizer), compute)
+    tokenizer = Tokenizer.train(KINDS[kind], TEXT)
+    recipe = recipe_of({"shape": "encoder", "context": 96} | model, {"kind": "tagging", "labels": labels})
+    return task_of(recipe, tokenizer, Columns(("words",))), model_of(recipe, tokenizer)
 
 
 def item(words: tuple[str, ...], tags: tuple[str, ...] | None = None, row: int = 1) -> LabelledRow:
@@ -79,7 +69,7 @@ def test_a_word_that_the_tokenizer_drops_is_outside_of_entities() -> None:
 def test_predictions_are_the_highest_scores_of_first_tokens(shape: str) -> None:
     built, model = task("bpe", shape=shape)
     assert isinstance(model.lm, Tagger)
-    torch.nn.init.normal_(model.lm.eval().head.weight)
+    nn.init.normal_(model.lm.eval().head.weight)
     rows = built.encode([item(WORDS), item(WORDS[:2], row=2)])
     for row, (tags,) in zip(rows, built.predict_cells(model, rows), strict=True):
         output = TokenHeadModel.run_head(model.lm, model.objective.collate([row.to_example()]))

@@ -9,13 +9,6 @@ from pathlib import Path
 import pytest
 
 from lmtool.apps.checking import cache as module
-from lmtool.apps.checking.cache import (
-    CACHE_KINDS,
-    CacheEntryInfo,
-    describe_cache_entry,
-    find_cache_entries,
-    remove_cache_entry_or_explain,
-)
 from lmtool.data.cached import TOKENS
 from lmtool.data.hub import DATASETS_FOLDER
 from lmtool.data.prepare import tokenize_files
@@ -58,11 +51,11 @@ def make_folder(path: Path) -> Path:
 @pytest.fixture
 def made(folder: Path) -> dict[str, Path]:
     """An entry of each kind."""
-    paths = {kind: folder / CACHE_KINDS[kind].folder / name for kind, name in NAMES.items()}
+    paths = {kind: folder / module.CACHE_KINDS[kind].folder / name for kind, name in NAMES.items()}
     return {kind: (make_folder if kind in ("models", "tokens") else make_file)(path) for kind, path in paths.items()}
 
 
-def paths(entries: Iterable[CacheEntryInfo]) -> set[Path]:
+def paths(entries: Iterable[module.CacheEntryInfo]) -> set[Path]:
     return {entry.path for entry in entries}
 
 
@@ -72,21 +65,21 @@ def test_what_tokens_are_of_is_told(folder: Path, tmp_path: Path) -> None:
     data = Data(split="document", documents="blank-line")
     tokenize_files([str(tmp_path / "a.txt")], data, Tokenizer.train(CharTokenizer(kind="char"), ["one two three"]))
     make_folder(folder / TOKENS / KEY)
-    told = sorted(map(describe_cache_entry, find_cache_entries(["tokens"])), key=len)
+    told = sorted(map(module.describe_cache_entry, module.find_cache_entries(["tokens"])), key=len)
     assert told[0] == f"{KEY[:12]}: unfinished, or damaged"
     assert "16 tokens, 2 documents" in told[1]
 
 
 def test_each_kind_is_found_and_removed(made: dict[str, Path]) -> None:
-    found = {entry.kind: (entry.path, entry.size) for entry in find_cache_entries()}
+    found = {entry.kind: (entry.path, entry.size) for entry in module.find_cache_entries()}
     assert found == {kind: (path, 5) for kind, path in made.items()}
-    assert paths(find_cache_entries(["kernels", "tokens"])) == {made["kernels"], made["tokens"]}
-    for entry in find_cache_entries(["models", "datasets"]):
-        assert remove_cache_entry_or_explain(entry) == ""
+    assert paths(module.find_cache_entries(["kernels", "tokens"])) == {made["kernels"], made["tokens"]}
+    for entry in module.find_cache_entries(["models", "datasets"]):
+        assert module.remove_cache_entry_or_explain(entry) == ""
     assert {kind for kind, path in made.items() if not path.exists()} == {"models", "datasets"}
-    assert paths(find_cache_entries()) == set(made.values()) - {made["models"], made["datasets"]}
+    assert paths(module.find_cache_entries()) == set(made.values()) - {made["models"], made["datasets"]}
     with refuses("usage"):
-        find_cache_entries(["model"])
+        module.find_cache_entries(["model"])
 
 
 def test_all_that_training_keeps_is_found_and_made_again(
@@ -102,12 +95,12 @@ def test_all_that_training_keeps_is_found_and_made_again(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", note)
         work.pretrain("training.steps=1")
-    entries = find_cache_entries()
+    entries = module.find_cache_entries()
     assert {entry.kind for entry in entries} >= {"tokens", "tokenizers", "surveys"}
     assert {entry.lock for entry in entries if entry.kind in ("tokens", "tokenizers", "surveys")} <= taken
     files = {path for path in folder.rglob("*") if path.is_file() and path.stat().st_size}
     assert all(any(path.is_relative_to(entry.path) for entry in entries) for path in files)
-    assert {remove_cache_entry_or_explain(entry) for entry in entries} == {""}
+    assert {module.remove_cache_entry_or_explain(entry) for entry in entries} == {""}
     assert not any(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     work.pretrain("training.steps=1", name="again")
 
@@ -123,21 +116,21 @@ def test_what_a_killed_process_left_is_found(folder: Path) -> None:
     for path in scratch:
         (path / durable.SCRATCH_LOCK_FILE).touch()
     with durable.scratch_folder(folder / "tokens") as used:  # which removes what is left there
-        entries = find_cache_entries()
+        entries = module.find_cache_entries()
         assert paths(entries) == left | {used}
-        assert [entry.path for entry in entries if remove_cache_entry_or_explain(entry)] == [used]
-    assert find_cache_entries() == []
+        assert [entry.path for entry in entries if module.remove_cache_entry_or_explain(entry)] == [used]
+    assert module.find_cache_entries() == []
 
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_what_a_process_makes_stays(made: dict[str, Path], kind: str) -> None:
     if kind == "models":
         make_file(imports_folder() / "locks" / KEY, b"")
-    (entry,) = find_cache_entries([kind])
+    (entry,) = module.find_cache_entries([kind])
     with hold_lock(entry.lock):
-        assert "process" in remove_cache_entry_or_explain(entry)
+        assert "process" in module.remove_cache_entry_or_explain(entry)
     assert made[kind].exists()
-    assert remove_cache_entry_or_explain(entry) == ""
+    assert module.remove_cache_entry_or_explain(entry) == ""
     assert not made[kind].exists()
 
 
@@ -155,10 +148,10 @@ def test_nothing_outside_of_the_cache_is_touched(folder: Path, tmp_path: Path) -
     (folder / "tokens" / KEY).symlink_to(mine / KEY)
     inside = make_folder(folder / "tokens" / KEY.replace("0", "f"))
     (inside / "link").symlink_to(mine)
-    entries = find_cache_entries()
+    entries = module.find_cache_entries()
     assert paths(entries) == {folder / "tokens" / KEY, inside}
     assert sum(entry.size for entry in entries) < 1000
-    assert [remove_cache_entry_or_explain(entry) for entry in entries] == ["", ""]
+    assert [module.remove_cache_entry_or_explain(entry) for entry in entries] == ["", ""]
     assert all(path.exists() for path in kept)
 
 
@@ -167,14 +160,16 @@ def test_what_was_used_lately_stays(made: dict[str, Path]) -> None:
     for path in (made["tokens"], made["tokens"] / "content", made["datasets"]):
         os.utime(path, (old, old))
     os.utime(made["kernels"], (time.time(), old))
-    assert paths(find_cache_entries((), month)) == {made["tokens"], made["datasets"]}
-    assert find_cache_entries((), timedelta(days=50)) == []
+    assert paths(module.find_cache_entries((), month)) == {made["tokens"], made["datasets"]}
+    assert module.find_cache_entries((), timedelta(days=50)) == []
     os.utime(made["tokens"] / "content", (time.time(), old))  # it was read
-    assert find_cache_entries()[-1].path == made["datasets"]
-    assert paths(find_cache_entries((), month)) == {made["datasets"]}
+    assert module.find_cache_entries()[-1].path == made["datasets"]
+    assert paths(module.find_cache_entries((), month)) == {made["datasets"]}
 
 
 def test_a_model_that_adapters_need_stays(made: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_bases_of_adapter_runs", lambda paths: {path: ["tuned"] for path in paths})
-    assert {entry.kind for entry in find_cache_entries() if remove_cache_entry_or_explain(entry)} == {"models"}
+    assert {entry.kind for entry in module.find_cache_entries() if module.remove_cache_entry_or_explain(entry)} == {
+        "models"
+    }
     assert made["models"].exists()

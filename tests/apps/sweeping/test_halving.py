@@ -8,16 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from lmtool.apps.sweeping.halving import (
-    ETA,
-    Rung,
-    RunSeconds,
-    count_halvings,
-    estimate_seconds_of_rungs,
-    make_rungs,
-    plan_rungs,
-    train_by_halving,
-)
+from lmtool.apps.sweeping import halving
 from lmtool.errors import UsageError
 from tests.support.errors import refuses
 
@@ -47,7 +38,7 @@ class Machine:
         self.calls: list[tuple[list[str], float]] = []
 
     def halve(self, budget: float) -> None:
-        train_by_halving(self.names, self.slots, lambda: budget - self.now, self)
+        halving.train_by_halving(self.names, self.slots, lambda: budget - self.now, self)
 
     def value(self, name: str, share: float) -> float:
         return self.loss[name] + math.exp(-5 * share)
@@ -68,8 +59,8 @@ class Machine:
         self.now += max(free)
         self.whole = min(self.becomes, 2 * self.whole)
 
-    def extrapolate_longest_run_seconds(self, names: Sequence[str]) -> RunSeconds:
-        return RunSeconds(2.0, self.told)
+    def extrapolate_longest_run_seconds(self, names: Sequence[str]) -> halving.RunSeconds:
+        return halving.RunSeconds(2.0, self.told)
 
     def rank(self, names: Sequence[str]) -> list[str]:
         if len(self.calls) >= self.fails_after:
@@ -79,19 +70,19 @@ class Machine:
 
 def test_rungs_are_those_of_the_paper() -> None:
     """Table 1 of Li et al. (2018), its first bracket: 81 runs, one unit of time each, to one run of 81 units."""
-    units = [(rung.n_runs, round(81 * rung.end_share, 6)) for rung in make_rungs(81, 1, 4)]
+    units = [(rung.n_runs, round(81 * rung.end_share, 6)) for rung in halving.make_rungs(81, 1, 4)]
     assert units == [(81, 1), (27, 3), (9, 9), (3, 27), (1, 81)]
 
 
 @pytest.mark.parametrize("runs", [1, 2, 3, 4, 9, 10, 28])
 @pytest.mark.parametrize("slots", [1, 8])
 def test_rungs_divide_until_one_is_left_or_as_many_as_train_at_once(runs: int, slots: int) -> None:
-    times = count_halvings(runs)
-    assert times == sum(runs > ETA**i for i in range(9))
-    made = make_rungs(runs, slots, times)
+    times = halving.count_halvings(runs)
+    assert times == sum(runs > halving.ETA**i for i in range(9))
+    made = halving.make_rungs(runs, slots, times)
     assert made[0].n_runs == runs
-    assert made[-1] == Rung(min(runs, slots), 1.0)
-    assert all(other.n_runs <= one.n_runs <= ETA * other.n_runs for one, other in pairwise(made))
+    assert made[-1] == halving.Rung(min(runs, slots), 1.0)
+    assert all(other.n_runs <= one.n_runs <= halving.ETA * other.n_runs for one, other in pairwise(made))
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
@@ -99,20 +90,24 @@ def test_rungs_divide_until_one_is_left_or_as_many_as_train_at_once(runs: int, s
 def test_the_time_of_rungs_is_what_they_take(slots: int, done: float) -> None:
     machine = Machine(slots=slots)
     machine.share = dict.fromkeys(machine.names, done)
-    planned = [rung for rung in make_rungs(9, slots, 2) if rung.end_share > done]
+    planned = [rung for rung in halving.make_rungs(9, slots, 2) if rung.end_share > done]
     for rung in planned:
         machine.train(machine.names[: rung.n_runs], rung.end_share)
-    seconds = estimate_seconds_of_rungs(planned, slots, RunSeconds(2.0, 100.0), done)
+    seconds = halving.estimate_seconds_of_rungs(planned, slots, halving.RunSeconds(2.0, 100.0), done)
     assert seconds == pytest.approx(machine.now, abs=0.001)
 
 
 def test_the_gentlest_plan_is_taken_that_there_is_time_for() -> None:
-    cost = RunSeconds(0.0, 9.0)
-    for seconds, plan in ((1000, make_rungs(9, 1, 0)), (51, make_rungs(9, 1, 1)), (24, make_rungs(9, 1, 2))):
-        assert plan_rungs(9, 1, seconds, cost) == plan
-    assert plan_rungs(9, 1, 22.5, cost)[0].n_runs == 8
-    assert plan_rungs(9, 1, 10, cost) == [Rung(1, 1.0)]
-    assert plan_rungs(9, 1, 9, cost) == []
+    cost = halving.RunSeconds(0.0, 9.0)
+    for seconds, plan in (
+        (1000, halving.make_rungs(9, 1, 0)),
+        (51, halving.make_rungs(9, 1, 1)),
+        (24, halving.make_rungs(9, 1, 2)),
+    ):
+        assert halving.plan_rungs(9, 1, seconds, cost) == plan
+    assert halving.plan_rungs(9, 1, 22.5, cost)[0].n_runs == 8
+    assert halving.plan_rungs(9, 1, 10, cost) == [halving.Rung(1, 1.0)]
+    assert halving.plan_rungs(9, 1, 9, cost) == []
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -121,7 +116,7 @@ def test_the_best_of_each_rung_go_on(seed: int, budget: float) -> None:
     machine = Machine(12, seed=seed)
     machine.halve(budget)
     probe, *calls = machine.calls
-    assert probe == (machine.names[:1], ETA ** -count_halvings(12))
+    assert probe == (machine.names[:1], halving.ETA ** -halving.count_halvings(12))
     for (before, until), (after, _) in pairwise(calls):
         best = sorted(before, key=lambda name: machine.value(name, until))
         assert after == best[: len(after)]
@@ -155,7 +150,7 @@ def test_a_time_that_is_short_for_one_run_is_refused_with_what_it_takes(whole: f
     machine = Machine(whole=whole)
     with pytest.raises(UsageError, match="--minutes") as refused:
         machine.halve(60)
-    assert machine.now <= 60 / ETA
+    assert machine.now <= 60 / halving.ETA
     enough = Machine(whole=whole)
     enough.halve(60 * int(refused.value.fix.split("--minutes ")[1].split()[0]))
     assert max(enough.share.values()) == 1.0

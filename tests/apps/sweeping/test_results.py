@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.apps.sweeping.results import (
-    GridPointResults,
-    get_validation_metric,
-    group_and_rank_by_grid_point,
-    make_results_table,
-    render_sweep_page,
-    score_by_validation,
-)
+from lmtool.apps.sweeping import results
 from lmtool.runs.history import RunHistory
 from tests.support import pages
 
@@ -41,7 +34,7 @@ def test_a_row_is_all_seeds_of_a_setting(tmp_path: Path) -> None:
         for (rate, seed), value in values.items()
     ]
     failed: list[Any] = [({"seed": "1", "lr": "9"}, None, "the loss is nan"), ({"lr": "8"}, None, "")]
-    rows = group_and_rank_by_grid_point([*runs, *failed])
+    rows = results.group_and_rank_by_grid_point([*runs, *failed])
     assert [row.point for row in rows[:2]] == [{"lr": "0.2"}, {"lr": "0.1"}]
     figures = rows[1].average_over_seeds()
     assert figures["loss"] == pytest.approx(statistics.mean([2.0, 3.0]))
@@ -49,7 +42,7 @@ def test_a_row_is_all_seeds_of_a_setting(tmp_path: Path) -> None:
     assert (figures["seeds"], figures["steps"], figures["seconds"]) == (2, 20, 10)
     assert rows[2].average_over_seeds() == {"seeds": 0, "failed": "the loss is nan"}
     assert rows[0].to_json_values()["runs"][0] == {"path": str(tmp_path / "0.2-1"), "value": 1.0, "state": "finished"}
-    columns, cells = make_results_table(rows)
+    columns, cells = results.make_results_table(rows)
     assert columns == ["lr", "loss", "deviation", "steps", "seconds", "seeds", "failed"]
     assert cells[2] == ["9", None, None, None, None, 0, "the loss is nan"]
 
@@ -57,8 +50,8 @@ def test_a_row_is_all_seeds_of_a_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("metric", "best"), [("accuracy", 0.9), ("loss", 0.2)])
 def test_the_best_is_the_highest_accuracy_and_the_lowest_loss(tmp_path: Path, metric: str, best: float) -> None:
     pair = [history(tmp_path, f"{value}", value, metric) for value in (0.2, 0.9)]
-    assert max(pair, key=score_by_validation).name == f"{best}"
-    assert get_validation_metric(pair[0])[0] == metric
+    assert max(pair, key=results.score_by_validation).name == f"{best}"
+    assert results.get_validation_metric(pair[0])[0] == metric
 
 
 def test_what_was_measured_on_test_rows_chooses_nothing(tmp_path: Path) -> None:
@@ -67,8 +60,8 @@ def test_what_was_measured_on_test_rows_chooses_nothing(tmp_path: Path) -> None:
     (one.run.path / "metrics.json").write_text(json.dumps(measured_on_test))
     measured = RunHistory.from_run(one.run)
     assert measured.results[""]["accuracy"] == 1.0
-    assert get_validation_metric(measured) == ("accuracy", 0.5)
-    assert GridPointResults({}, [measured]).average_over_seeds()["accuracy"] == 0.5
+    assert results.get_validation_metric(measured) == ("accuracy", 0.5)
+    assert results.GridPointResults({}, [measured]).average_over_seeds()["accuracy"] == 0.5
 
 
 def test_a_run_that_stopped_before_its_end_comes_after_those_that_did_not(tmp_path: Path) -> None:
@@ -78,7 +71,7 @@ def test_a_run_that_stopped_before_its_end_comes_after_those_that_did_not(tmp_pa
     del info["checksum"]
     (stopped.run.path / "run.json").write_text(json.dumps(info))
     stopped = RunHistory.from_run(type(stopped.run).open(stopped.run.path))
-    rows = group_and_rank_by_grid_point([({"lr": "1"}, stopped, ""), ({"lr": "2"}, finished, "")])
+    rows = results.group_and_rank_by_grid_point([({"lr": "1"}, stopped, ""), ({"lr": "2"}, finished, "")])
     assert [row.point["lr"] for row in rows] == ["2", "1"]
 
 
@@ -88,8 +81,8 @@ def test_the_page_has_the_settings_the_figures_and_the_losses(tmp_path: Path) ->
         for rate in ("0.001", "0.01", "0.1")
         for seed in ("1", "2")
     ]
-    rows = group_and_rank_by_grid_point([*runs, ({"lr": "5", "kind": HOSTILE}, None, HOSTILE)])
-    html = render_sweep_page(HOSTILE, rows, {"seed": ["1", "2"], "lr": [], "kind": []})
+    rows = results.group_and_rank_by_grid_point([*runs, ({"lr": "5", "kind": HOSTILE}, None, HOSTILE)])
+    html = results.render_sweep_page(HOSTILE, rows, {"seed": ["1", "2"], "lr": [], "kind": []})
     assert HOSTILE not in html
     titles = ["Settings, the best first", "By lr", "Losses, of one run of each of the 3 best"]
     assert re.findall("<h2>(.*?)</h2>", html) == titles
@@ -103,4 +96,4 @@ def test_the_axis_is_logarithmic_where_values_are_spread_by_factors(
     tmp_path: Path, values: tuple[int, ...], log: bool
 ) -> None:
     runs = [({"d": str(value)}, history(tmp_path, str(value), 1.0 + value), "") for value in values]
-    assert ("data-log" in render_sweep_page("d", group_and_rank_by_grid_point(runs), {"d": []})) is log
+    assert ("data-log" in results.render_sweep_page("d", results.group_and_rank_by_grid_point(runs), {"d": []})) is log
