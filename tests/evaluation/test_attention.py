@@ -118,7 +118,7 @@ def test_a_target_attends_to_its_source(load: Any, name: str) -> None:
     batch = Batch(torch.tensor([[loaded.tokenizer.bos_id, *ids("the sea")]]), source_BS=torch.tensor([ids(TEXT)]))
     with torch.no_grad(), record_attention_weights(loaded.model) as alone:
         loaded.model(batch)
-    of_kind = {part.kind: part.weights_LNTS for part in found.parts}
+    of_kind: dict[str, Any] = {part.kind: part.weights_LNTS for part in found.parts}
     for module, weights_BNTS in alone.items():
         across = isinstance(loaded.model.get_submodule(module), CrossAttention | RecurrentStateAttention)
         part = "cross" if across else module.split(".")[0]

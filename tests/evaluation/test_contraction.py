@@ -41,7 +41,7 @@ def test_distances_equal_a_plain_elman_network() -> None:
 def test_the_state_is_that_of_all_layers_and_cells(cell: str) -> None:
     lm = model(kind="recurrent", cell=cell, n_layers=2)
     empty = lm.initial_state(Batch(torch.zeros(2, 1, dtype=torch.int64)))
-    parts = iter(random_state(0, sum(map(len, empty.layers)) * D).split(D))
+    parts = iter(random_state(0, sum(map(len, empty.layers)) * D).reshape(-1, D))
     layers = tuple(tuple(torch.stack((zero[0], next(parts))) for zero in layer) for layer in empty.layers)
     with torch.no_grad():
         _, state = lm.forward_incremental(torch.tensor([TOKENS] * 2), replace(empty, layers=layers))

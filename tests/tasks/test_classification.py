@@ -1,8 +1,8 @@
 """Tasks on tables: their files, rows as token ids, predictions of heads and as text, and their metrics."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,8 +50,8 @@ def answering(name: str, num_beams: int = 1, labels: tuple[str, ...] = ()) -> tu
     return task_of(recipe, TOKENIZER, labels=labels), model_of(recipe, TOKENIZER)
 
 
-def items(texts: list[str], labels: list[Label] | None = None) -> list[LabelledRow]:
-    pairs = zip(texts, labels or repeat(None), strict=labels is not None)
+def items(texts: list[str], labels: Sequence[Any] | None = None) -> list[LabelledRow]:
+    pairs = zip(texts, labels or [None] * len(texts), strict=True)
     return [LabelledRow((text,), label, None, i) for i, (text, label) in enumerate(pairs, 1)]
 
 

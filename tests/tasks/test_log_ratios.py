@@ -27,7 +27,8 @@ def learner(work: Work, labels: tuple[object, ...], steps: int) -> partial[list[
 
 
 def ratios(work: Work, name: str = "run") -> Tensor:
-    return load_run(str(work.run(name))).model.state_dict()["head.ratios_CF"]
+    found: Tensor = load_run(str(work.run(name))).model.state_dict()["head.ratios_CF"]
+    return found
 
 
 def test_ratios_are_kept_with_the_weights(work: Work) -> None:

@@ -73,9 +73,9 @@ def test_wrong_classes_and_lengths_are_refused() -> None:
             metrics.class_metrics(np.array([0, 1]), np.array(wrong), ["a", "b", "c"])
     with pytest.raises(ValueError, match="shape"):
         metrics.regression_metrics(np.array([]), np.array([]))
-    for hypotheses, references in ([], []), (["a"], []):
+    for n in (0, 1):
         with pytest.raises(ValueError, match="references"):
-            metrics.translation_metrics(hypotheses, references)
+            metrics.translation_metrics(["a"] * n, [])
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -25,7 +25,7 @@ def test_all_ways_of_this_device_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         module, "_list_fast_path_pairs", lambda device: {k: v for k, v in ways(device).items() if "compiled" not in k}
     )
     monkeypatch.setattr(module, "MODEL_SPEC", {**module.MODEL_SPEC, "d_model": 128, "context": 96})
-    monkeypatch.setattr(module.timeit, "repeat", lambda *given, **more: repeat(*given, **more | {"repeat": 1}))
+    monkeypatch.setattr(timeit, "repeat", lambda *given, **more: repeat(*given, **more | {"repeat": 1}))
     compared = list(check_fast_paths(CPU))
     assert {way.verdict for way in compared} == {"same"}
     assert {"matrices in int4", "fused AdamW"} <= {way.name for way in compared}

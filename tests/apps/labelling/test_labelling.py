@@ -148,7 +148,7 @@ def test_several_labels_are_learned(table: Path, begin: Begin) -> None:
     for i in range(60):
         row = labelling.assign_next_row("a")["row"]
         words = text_of(row).split()
-        labels = [name for name in ("cat", "small", "here") if name in words]
+        labels: list[str] = [name for name in ("cat", "small", "here") if name in words]
         labelling.save_answer_and_assign_next("a", row["row"], 0, labels)
         if i % 20 == 19:
             labelling.fit_and_update_queue_and_estimates()

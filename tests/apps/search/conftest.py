@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.apps.search.index import Entry, Index, add_or_replace_texts
+from lmtool.apps.search.entries import Entry
+from lmtool.apps.search.index import Index, add_or_replace_texts
 from lmtool.compute.device import CPU
 from lmtool.runs.load import LoadedModel, load_run
 from tests.support.training import Work, no_report

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from lmtool.apps.search import database
+from lmtool.apps.search.entries import Entry
 from lmtool.apps.search.index import (
     LISTS,
     SCHEMA,
     TEXTS,
     VECTORS,
-    Entry,
     Index,
     open_index,
     remove_texts_by_id_or_source,

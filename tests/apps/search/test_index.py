@@ -11,11 +11,11 @@ import pytest
 
 from lmtool.apps.search import index as module
 from lmtool.apps.search import nearest
+from lmtool.apps.search.entries import Entry
 from lmtool.apps.search.index import (
     LISTS,
     TEXTS,
     VECTORS,
-    Entry,
     Index,
     add_or_replace_texts,
     open_index,
@@ -145,7 +145,9 @@ def test_faiss_finds_most_of_what_is_nearest(tmp_path: Path, loaded: LoadedModel
     draw = np.random.default_rng(0)
     centres_CD = draw.standard_normal((50, Index(path).vectors_ND.shape[1])).astype("<f4")
     noise_ND = draw.standard_normal((2000, centres_CD.shape[1])).astype("<f4")
-    (path / VECTORS).write_bytes(normalize(np.repeat(centres_CD, 40, axis=0) + 0.3 * noise_ND).tobytes())
+    (path / VECTORS).write_bytes(
+        normalize((np.repeat(centres_CD, 40, axis=0) + 0.3 * noise_ND).astype(np.float32)).tobytes()
+    )
     index = Index(path)
     exact = [{hit.id for hit in hits} for hits in index.find_nearest(centres_CD, 10)]
     index.write_faiss_index()

@@ -16,7 +16,11 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 make: Any = pages.make
 
 
-def history(folder: Path, name: str = "made", best: float | None = None, metric: str = "loss") -> RunHistory:
+def ranked(*runs: Any) -> Any:
+    return results.group_and_rank_by_grid_point(runs)
+
+
+def history(folder: Path, name: str = "made", best: float | None = None, metric: str = "loss") -> Any:
     """A run whose best validation has this value."""
     run = make(folder, name=name, steps=20)
     records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
@@ -29,12 +33,12 @@ def history(folder: Path, name: str = "made", best: float | None = None, metric:
 
 def test_a_row_is_all_seeds_of_a_setting(tmp_path: Path) -> None:
     values = {("0.1", "1"): 2.0, ("0.1", "2"): 3.0, ("0.2", "1"): 1.0, ("0.2", "2"): 1.5}
-    runs: list[Any] = [
+    runs = [
         ({"seed": seed, "lr": rate}, history(tmp_path, f"{rate}-{seed}", value), "")
         for (rate, seed), value in values.items()
     ]
-    failed: list[Any] = [({"seed": "1", "lr": "9"}, None, "the loss is nan"), ({"lr": "8"}, None, "")]
-    rows = results.group_and_rank_by_grid_point([*runs, *failed])
+    failed = [({"seed": "1", "lr": "9"}, None, "the loss is nan"), ({"lr": "8"}, None, "")]
+    rows = ranked(*runs, *failed)
     assert [row.point for row in rows[:2]] == [{"lr": "0.2"}, {"lr": "0.1"}]
     figures = rows[1].average_over_seeds()
     assert figures["loss"] == pytest.approx(statistics.mean([2.0, 3.0]))
@@ -71,17 +75,17 @@ def test_a_run_that_stopped_before_its_end_comes_after_those_that_did_not(tmp_pa
     del info["checksum"]
     (stopped.run.path / "run.json").write_text(json.dumps(info))
     stopped = RunHistory.from_run(type(stopped.run).open(stopped.run.path))
-    rows = results.group_and_rank_by_grid_point([({"lr": "1"}, stopped, ""), ({"lr": "2"}, finished, "")])
+    rows = ranked(({"lr": "1"}, stopped, ""), ({"lr": "2"}, finished, ""))
     assert [row.point["lr"] for row in rows] == ["2", "1"]
 
 
 def test_the_page_has_the_settings_the_figures_and_the_losses(tmp_path: Path) -> None:
-    runs: list[Any] = [
+    runs = [
         ({"seed": seed, "lr": rate, "kind": "a"}, history(tmp_path, f"{rate}-{seed}", float(rate) + int(seed)), "")
         for rate in ("0.001", "0.01", "0.1")
         for seed in ("1", "2")
     ]
-    rows = results.group_and_rank_by_grid_point([*runs, ({"lr": "5", "kind": HOSTILE}, None, HOSTILE)])
+    rows = ranked(*runs, ({"lr": "5", "kind": HOSTILE}, None, HOSTILE))
     html = results.render_sweep_page(HOSTILE, rows, {"seed": ["1", "2"], "lr": [], "kind": []})
     assert HOSTILE not in html
     titles = ["Settings, the best first", "By lr", "Losses, of one run of each of the 3 best"]
@@ -96,4 +100,4 @@ def test_the_axis_is_logarithmic_where_values_are_spread_by_factors(
     tmp_path: Path, values: tuple[int, ...], log: bool
 ) -> None:
     runs = [({"d": str(value)}, history(tmp_path, str(value), 1.0 + value), "") for value in values]
-    assert ("data-log" in results.render_sweep_page("d", results.group_and_rank_by_grid_point(runs), {"d": []})) is log
+    assert ("data-log" in results.render_sweep_page("d", ranked(*runs), {"d": []})) is log
