@@ -306,11 +306,6 @@ def test_the_only_word_of_a_text_without_special_tokens_can_be_left_out() -> Non
     ]
 
 
-def test_rollout_of_attention_to_oneself_is_oneself() -> None:
-    eye = np.broadcast_to(np.eye(4, dtype=np.float32), (3, 2, 4, 4))
-    np.testing.assert_array_equal(attribution.compute_attention_rollout(eye), np.eye(4))
-
-
 def test_heads_are_summarized_by_where_their_weight_is() -> None:
     on_itself, on_the_one_before = np.eye(4), np.eye(4, k=-1)
     on_the_one_before[0, 0] = 1

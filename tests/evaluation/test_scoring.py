@@ -30,6 +30,9 @@ CHOICES = [
     [("the dog", one) for one in ("ran", "sat on the mat")],
     [("na:\n", one) for one in ("a", "o", "t")],
     [("a dog ran away on the mat", one) for one in ("home", "away")],
+    # nearly as long as the context, beside one whose continuations are long: its padding needs no more positions
+    [("a cat sat on the mat and the dog ran away and home", one) for one in ("at", "on")],
+    [("a cat", one) for one in ("sat on the mat and ran home", "ran away and sat on")],
 ]
 SCHEMAS = [
     [("a cat", "sat on"), ("a dog", "sat on"), ("home", "sat on")],
@@ -112,9 +115,9 @@ def test_what_cannot_be_scored_is_refused(runs: dict[str, LoadedModel]) -> None:
         score_long_texts(pairs, TEXTS)
 
 
-@pytest.mark.parametrize("name", ["decoder", "ngram", "prefix", "encoder"])
+@pytest.mark.parametrize("name", ["decoder", "ngram", "prefix", "encoder", "recurrent", "attending"])
 def test_choices_and_schemas_are_scored_as_by_a_loop(name: str, runs: dict[str, LoadedModel]) -> None:
-    """As in lm-eval: from the end of the context on."""
+    """As in lm-eval: from the end of the context on, and each group as if it were alone."""
     loaded = runs[name]
     encode = loaded.tokenizer.encode
     for groups in (CHOICES, SCHEMAS):
@@ -149,25 +152,6 @@ def test_a_continuation_is_the_span_removed_at_the_end_of_its_context(name: str,
             begun = [t.bos_id, t.sentinel_ids[0]]
             wanted = sum(float(next_of(loaded, [*begun, *ids[:i]], source)[token]) for i, token in enumerate(ids))
             assert one.total == pytest.approx(wanted, rel=1e-4)
-
-
-def test_groups_do_not_depend_on_each_other(runs: dict[str, LoadedModel]) -> None:
-    for name in ("decoder", "recurrent", "attending"):
-        together = scores(runs[name], [*CHOICES, *SCHEMAS])
-        for group, scored in zip([*CHOICES, *SCHEMAS], together, strict=True):
-            (alone,) = scores(runs[name], [group])
-            assert [one.total for one in scored] == pytest.approx([one.total for one in alone], rel=1e-5)
-
-
-def test_padding_needs_no_positions_beyond_the_context(runs: dict[str, LoadedModel]) -> None:
-    """A group with a context nearly as long as the model's, computed with one whose continuations are long."""
-    long = "a cat sat on the mat and the dog ran away and home"
-    others = ("sat on the mat and ran home", "ran away and sat on")
-    groups = [[(long, "at"), (long, "on")], [("a cat", one) for one in others]]
-    for group, scored in zip(groups, scores(runs["decoder"], groups), strict=True):
-        for pair, one in zip(group, scored, strict=True):
-            wanted, _ = plain(runs["decoder"], *pair, one.n_tokens)
-            assert one.total == pytest.approx(sum(wanted), rel=1e-4)
 
 
 def test_a_text_begins_with_the_token_that_others_put_there(runs: dict[str, LoadedModel]) -> None:

@@ -349,21 +349,9 @@ def test_labels_as_text_are_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["transformer", "prefix"])
-def test_answers_are_written_from_the_ids_of_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_with_and_without_a_target_have_the_same_ids(name: str) -> None:
     """Also where a source is longer than half of the context that it shares with its target."""
-    task, model = answering(name)
-    rows = task.encode(items(["ab", "", "abcdefgh" * 20, "abcdefgh abcdefgh"]))
-    asked = []
-
-    def spy(lm: Any, prompts: Any, *more: Any, **options: Any) -> Any:
-        asked.extend(prompts)
-        return complete(lm, prompts, *more, **options)
-
-    monkeypatch.setattr(text_to_text, "complete", spy)
-    task.generate(model, rows)
-    assert sorted(prompt.source for prompt in asked) == sorted(tuple(row.tokens.tolist()) for row in rows)
-    assert {prompt.tokens for prompt in asked} == {(TOKENIZER.bos_id,)}
-    # and so do training rows with targets, as long as they fit
+    task, _ = answering(name)
     asking = items(["ab", "", "abcdefgh abcdefgh"[:11]])
     learned = task.encode([item._replace(target="h") for item in asking])
     assert [row.tokens.tolist() for row in learned] == [row.tokens.tolist() for row in task.encode(asking)]

@@ -65,25 +65,18 @@ def test_usual_names(header: str, found: Columns, tmp_path: Path) -> None:
         ("text,label", {"label_column": ""}, Columns(("text",), "label"), True),
         ("i,x,o", {"source_column": "x", "target_column": "o"}, Columns(("x",), target="o"), False),
         ("instruction,x,output", {"input_column": "x"}, Columns(("instruction",), target="output", input="x"), True),
+        # without a label
+        ("text,label", {"labelled": False}, Columns(("text",)), True),
+        ("words", {"labelled": False}, Columns(("words",)), True),
+        ("de,en", {"labelled": False}, Columns(("de",)), True),
+        ("instruction,input", {"labelled": False}, Columns(("instruction",), input="input"), True),
+        ("de,en,x", {"labelled": False, "source_column": "en"}, Columns(("en",)), False),
     ],
 )
 def test_given_names(header: str, given: dict[str, Any], found: Columns, are_inferred: bool, tmp_path: Path) -> None:
-    chosen = choose_columns(table(tmp_path, header), Data(**given))
+    labelled, named = given.get("labelled", True), {name: given[name] for name in given if name != "labelled"}
+    chosen = choose_columns(table(tmp_path, header), Data(**named), labelled=labelled)
     assert (chosen, chosen.are_inferred) == (found, are_inferred)
-
-
-@pytest.mark.parametrize(
-    ("header", "given", "found"),
-    [
-        ("text,label", {}, Columns(("text",))),
-        ("words", {}, Columns(("words",))),
-        ("de,en", {}, Columns(("de",))),
-        ("instruction,input", {}, Columns(("instruction",), input="input")),
-        ("de,en,x", {"source_column": "en"}, Columns(("en",))),
-    ],
-)
-def test_texts_are_chosen_without_a_label(header: str, given: dict[str, Any], found: Columns, tmp_path: Path) -> None:
-    assert choose_columns(table(tmp_path, header), Data(**given), labelled=False) == found
 
 
 @pytest.mark.parametrize(
