@@ -300,10 +300,8 @@ def test_the_only_word_of_a_text_without_special_tokens_can_be_left_out() -> Non
     def score(batch: Batch) -> torch.Tensor:
         return batch.tokens_BT.sum(1).double()
 
-    assert attribution.score_without_each_word(score, Batch(torch.tensor([[3, 4]])), [[0], [0, 1]], 9).tolist() == [
-        4,
-        9,
-    ]
+    scores = attribution.score_without_each_word(score, Batch(torch.tensor([[3, 4]])), [[0], [0, 1]], 9)
+    assert scores.tolist() == [4, 9]
 
 
 def test_heads_are_summarized_by_where_their_weight_is() -> None:

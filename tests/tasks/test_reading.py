@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from lmtool.data.table import RowError, SkippedRowCounts, open_table
@@ -16,7 +14,6 @@ from lmtool.tasks.reading import (
     LEFT_OUT_ROWS,
     LabelledTable,
     make_shared_rows_notice,
-    read_labelled_table,
     stream_unlabelled_rows,
 )
 from lmtool.tasks.schema import choose_columns
@@ -66,13 +63,9 @@ def test_labels_are_of_the_kind_that_is_given_or_inferred(
     assert kind != "number" or found.describe() == "4 rows, one number each, from 1 to 2"
 
 
-def test_labels_of_other_formats(tmp_path: Path) -> None:
+def test_labels_of_objects_may_be_lists(tmp_path: Path) -> None:
     rows = json_lines({"text": "a", "label": ["x", 1]}, {"text": "b", "label": []}, {"text": "c", "label": "x"})
     assert [item.label for item in read(tmp_path / "a.jsonl", rows).items] == [("x", "1"), (), ("x",)]
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"text": list("abcd"), "label": [0.0, 1.0, 0.0, 1.0]}), path)
-    table = open_table(str(path))
-    assert read_labelled_table(table, choose_columns(table)).labels == LabelMap("class", ("0", "1"))
 
 
 # Faults

@@ -264,31 +264,26 @@ def test_cells_decide_where_names_are_unknown(script: str, header: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("header", "cells", "texts", "label"),
+    ("header", "cells", "text", "label"),
     [
         # of two names of texts the one of classes is the label
-        ("commentaire,avis", (FILM, "{kind}"), ("commentaire",), "avis"),
-        ("avis,commentaire,nr", (FILM, "{kind}", "{0}"), ("avis",), "commentaire"),
+        ("commentaire,avis", (FILM, "{kind}"), "commentaire", "avis"),
+        ("avis,commentaire,nr", (FILM, "{kind}", "{0}"), "avis", "commentaire"),
         # a known name is joined by what cells tell
-        ("n,text,zq", ("{0}", FILM, "{kind}"), ("text",), "zq"),
-        ("n,zq,label", ("{0}", FILM, "{kind}"), ("zq",), "label"),
+        ("n,text,zq", ("{0}", FILM, "{kind}"), "text", "zq"),
+        ("n,zq,label", ("{0}", FILM, "{kind}"), "zq", "label"),
         # a text that is another one again is read once
-        (
-            "text,comment,body,label",
-            ("Quiet film {0}!", "quiet film {0}", "see: Quiet film {0}! (end)", "{kind}"),
-            ("text",),
-            "label",
-        ),
-        ("genre,id,text", ("{kind}", "{0}", "{0}x"), ("text",), "genre"),
-        ("vorname,herkunft", ("Anna{word}", "{kind}"), ("vorname",), "herkunft"),
+        ("text,comment,body,label", ("A film {0}!", "a film {0}", "so: A film {0}! (end)", "{kind}"), "text", "label"),
+        ("genre,id,text", ("{kind}", "{0}", "{0}x"), "text", "genre"),
+        ("vorname,herkunft", ("Anna{word}", "{kind}"), "vorname", "herkunft"),
     ],
 )
-def test_cells_tell_which_column_is_the_label(
-    header: str, cells: tuple[str, ...], texts: tuple[str, ...], label: str, tmp_path: Path
+def test_cells_tell_what_columns_are(
+    header: str, cells: tuple[str, ...], text: str, label: str, tmp_path: Path
 ) -> None:
     found = choose_columns(written(tmp_path, header, *cells))
-    assert (found.texts, found.label, found.ignored) == (texts, label, ())
-    assert "zq" not in (*texts, label) or found.reasons["zq"] != BY_NAME
+    assert (found.texts, found.label, found.ignored) == ((text,), label, ())
+    assert "zq" not in (text, label) or found.reasons["zq"] != BY_NAME
 
 
 def test_numbers_of_rows_are_no_label_and_other_numbers_are(tmp_path: Path) -> None:
