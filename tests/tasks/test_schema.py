@@ -11,9 +11,9 @@ import pytest
 from lmtool.data.table import Table, open_table
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.reading import LabelledTable, read_labelled_table
 from lmtool.tasks.schema import BY_NAME, Columns, are_certainly_no_texts, are_certainly_texts, choose_columns
 from tests.support.errors import refuses
+from tests.tasks.labelled import read
 
 
 def table(path: Path, header: str) -> Table:
@@ -225,9 +225,9 @@ def test_all_columns_of_texts_are_used_in_their_order(
 
 def test_a_column_of_texts_that_is_not_used_is_told_with_options_that_add_it(tmp_path: Path) -> None:
     """But none without texts."""
-    read = {"id": "code", "text": "description", "when": "iso", "place": "word", "stars": "number", "label": "y"}
-    assert "ignored" not in columns(tmp_path, **read).describe()
-    found = columns(tmp_path, **read | {"name of it": "title"})
+    usual = {"id": "code", "text": "description", "when": "iso", "place": "word", "stars": "number", "label": "y"}
+    assert "ignored" not in columns(tmp_path, **usual).describe()
+    found = columns(tmp_path, **usual | {"name of it": "title"})
     assert found.texts == ("text",)
     assert found.describe().endswith(
         "ignored: 'name of it'; to read it too: --text-column text --text-column 'name of it'"
@@ -324,18 +324,12 @@ def test_a_text_beside_a_source_and_its_target_is_told(tmp_path: Path) -> None:
 # As published
 
 
-def opened(path: Path, *lines: str) -> LabelledTable:
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    table = open_table(str(path))
-    return read_labelled_table(table, choose_columns(table))
-
-
 @pytest.mark.parametrize("gold", ["gold_label", "label"])
 def test_rows_without_agreement_are_left_out(gold: str, tmp_path: Path) -> None:
     """As published, texts have quotes that nothing closes."""
     labels = ["neutral", "-", "entailment", "neutral", "-", "entailment"]
     lines = [f'The 5" disc {i}\tShe said "no more {i}.\t{label}' for i, label in enumerate(labels)]
-    found = opened(tmp_path / "a.tsv", f"sentence1\tsentence2\t{gold}", *lines)
+    found = read(tmp_path / "a.tsv", "\n".join([f"sentence1\tsentence2\t{gold}", *lines]))
     rows = range(1, 7) if gold == "label" else (1, 3, 4, 6)
     assert [item.row for item in found.items] == [*rows]
     assert found.items[0].texts == ('The 5" disc 0', 'She said "no more 0.')
@@ -350,7 +344,7 @@ def test_a_table_without_a_header_is_read_by_its_cells(tmp_path: Path) -> None:
         f'{source}\t{int(row % 3 != 2)}\t{"*" * (row % 3 == 2)}\tThe "sailors rode breeze number {row}.'
         for row, source in enumerate(rows)
     ]
-    found = opened(tmp_path / "train.tsv", *lines)
+    found = read(tmp_path / "train.tsv", "\n".join(lines))
     assert found.table.names == ("column 1", "column 2", "column 3", "column 4")
     assert found.columns.describe().startswith(
         "columns: text 'column 4', label 'column 2' (inferred from their cells: "
@@ -377,4 +371,4 @@ def test_names_are_a_header(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", ["{0}\tthis is sentence number {1} of all", "{2}\tthe very same sentence"])
 def test_a_table_without_header_and_classes_is_refused(row: str, tmp_path: Path) -> None:
     with refuses("data"):
-        opened(tmp_path / "a.tsv", *(row.format(i // 2, i, i % 2) for i in range(60)))
+        read(tmp_path / "a.tsv", "\n".join(row.format(i // 2, i, i % 2) for i in range(60)))
