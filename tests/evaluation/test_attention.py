@@ -1,6 +1,7 @@
 """The attention of texts by name: which tokens are on the axes, what is read, and what is refused."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,8 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
-from lmtool.errors import UsageError
+from lmtool.evaluation import attribution
 from lmtool.evaluation.attention import AttentionWeights, TextAttention, compute_attention, make_row_forward_pass_input
-from lmtool.evaluation.attribution import (
-    PATH_STEPS,
-    attribute_words,
-    compute_attention_rollout,
-    compute_integrated_gradients,
-    score_without_each_word,
-)
 from lmtool.model.heads import Classifier
 from lmtool.model.layers.attention import CrossAttention
 from lmtool.model.layers.memory_attention import RecurrentStateAttention
@@ -26,56 +20,50 @@ from lmtool.model.layers.observing import record_attention_weights
 from lmtool.runs.load import LoadedModel, load_run
 from tests.interop.runs import SMALL, made, recipe_of, tokenizer_of
 from tests.reference import attribution as plain
-from tests.support.cases import nightly_but
+from tests.support.errors import refuses
 
 RECURRENT: dict[str, Any] = {"kind": "recurrent", "n_layers": 2, "d_model": 8, "context": 24}
 CLASSES: dict[str, Any] = {"kind": "classification", "task": "class", "labels": ["good", "bad", "so so"]}
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "decoder": (SMALL, {"kind": "causal"}, {}),
-    "documents": (SMALL, {"kind": "causal"}, {"data": {"split": "document"}}),
-    "prefix": ({**SMALL, "shape": "prefix"}, {"kind": "prefix"}, {}),
-    "masked": ({**SMALL, "shape": "encoder"}, {"kind": "masked"}, {}),
-    "answering decoder": (SMALL, {"kind": "seq2seq"}, {}),
-    "answering prefix": ({**SMALL, "shape": "prefix"}, {"kind": "seq2seq"}, {}),
-    "2017": ({**SMALL, "shape": "encoder-decoder"}, {"kind": "seq2seq"}, {}),
-    "bahdanau": (
-        {**RECURRENT, "shape": "encoder-decoder", "attention": {"score": "additive", "feed": "input"}},
-        {"kind": "seq2seq"},
-        {},
-    ),
-    "memory": ({**RECURRENT, "attention": {"select": "multi-hot", "k": 2}}, {"kind": "causal"}, {}),
-    "classes": ({**SMALL, "shape": "encoder", "n_segments": 2}, CLASSES, {}),
-    "classes of two": ({**SMALL, "shape": "encoder"}, CLASSES, {"data": {"text_columns": ["a", "b"]}}),
-    "decoder of classes": (SMALL, CLASSES, {}),
-    "decoder of a number": (SMALL, {**CLASSES, "task": "number", "labels": [], "center": 3.0, "scale": 2.0}, {}),
-    "pooled lstm": (RECURRENT, {**CLASSES, "pool": "attention"}, {}),
-    "pooled encoder": ({**SMALL, "shape": "encoder"}, {**CLASSES, "task": "multi", "pool": "attention"}, {}),
-    "pooled by maximum": ({**SMALL, "shape": "encoder"}, {**CLASSES, "pool": "max"}, {}),
-    "classes by a mix of layers": (
-        {**RECURRENT, "attention": {"score": "dot"}},
-        {**CLASSES, "pool": "mean", "layers": "mix"},
-        {},
-    ),
-    "elman": ({**RECURRENT, "cell": "rnn"}, {"kind": "causal"}, {}),
-    "averages": ({"kind": "averaging", "d_model": 8}, CLASSES, {}),
+CAUSAL, PAIRS = {"kind": "causal"}, {"kind": "seq2seq"}
+ENCODER = {**SMALL, "shape": "encoder"}
+ATTENTIVE = {"score": "additive", "feed": "input"}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "decoder": (SMALL, CAUSAL),
+    "documents": (SMALL, CAUSAL),
+    "prefix": ({**SMALL, "shape": "prefix"}, {"kind": "prefix"}),
+    "masked": (ENCODER, {"kind": "masked"}),
+    "answering decoder": (SMALL, PAIRS),
+    "answering prefix": ({**SMALL, "shape": "prefix"}, PAIRS),
+    "2017": ({**SMALL, "shape": "encoder-decoder"}, PAIRS),
+    "bahdanau": ({**RECURRENT, "shape": "encoder-decoder", "attention": ATTENTIVE}, PAIRS),
+    "memory": ({**RECURRENT, "attention": {"select": "multi-hot", "k": 2}}, CAUSAL),
+    "classes": ({**ENCODER, "n_segments": 2}, CLASSES),
+    "classes of two": (ENCODER, CLASSES),
+    "decoder of classes": (SMALL, CLASSES),
+    "decoder of a number": (SMALL, {**CLASSES, "task": "number", "labels": [], "center": 3.0, "scale": 2.0}),
+    "pooled lstm": (RECURRENT, {**CLASSES, "pool": "attention"}),
+    "pooled encoder": (ENCODER, {**CLASSES, "task": "multi", "pool": "attention"}),
+    "pooled by maximum": (ENCODER, {**CLASSES, "pool": "max"}),
+    "mix of layers": ({**RECURRENT, "attention": {"score": "dot"}}, {**CLASSES, "pool": "mean", "layers": "mix"}),
+    "elman": ({**RECURRENT, "cell": "rnn"}, CAUSAL),
+    "averages": ({"kind": "averaging", "d_model": 8}, CLASSES),
+}
+DATA: dict[str, dict[str, Any]] = {
+    "documents": {"data": {"split": "document"}},
+    "classes of two": {"data": {"text_columns": ["a", "b"]}},
 }
 TEXT = "They waited for rain"
 
 
 @pytest.fixture(scope="module")
-def loaded_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
-    return {}
+def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Loads a model by name, once."""
 
-
-@pytest.fixture
-def load(loaded_runs: dict[str, LoadedModel], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @cache
     def by_name(name: str) -> LoadedModel:
-        if name not in loaded_runs:
-            model, objective, more = MODELS[name]
-            folder = tmp_path_factory.mktemp("runs") / name.replace(" ", "-")
-            made(folder, recipe_of(model, objective, **more), tokenizer_of())
-            loaded_runs[name] = load_run(str(folder), CPU)
-        return loaded_runs[name]
+        folder = tmp_path_factory.mktemp("runs") / name.replace(" ", "-")
+        made(folder, recipe_of(*MODELS[name], **DATA.get(name, {})), tokenizer_of())
+        return load_run(str(folder), CPU)
 
     return by_name
 
@@ -130,37 +118,35 @@ def test_a_target_attends_to_its_source(load: Any, name: str) -> None:
     batch = Batch(torch.tensor([[loaded.tokenizer.bos_id, *ids("the sea")]]), source_BS=torch.tensor([ids(TEXT)]))
     with torch.no_grad(), record_attention_weights(loaded.model) as alone:
         loaded.model(batch)
-    of_kind = {part.kind: part.weights_LNTS for part in found.parts}
+    of_kind: dict[str, Any] = {part.kind: part.weights_LNTS for part in found.parts}
     for module, weights_BNTS in alone.items():
         across = isinstance(loaded.model.get_submodule(module), CrossAttention | RecurrentStateAttention)
         part = "cross" if across else module.split(".")[0]
         assert any(np.array_equal(weights_BNTS[0], layer) for layer in of_kind[part])
 
 
-@pytest.mark.parametrize("name", ["2017", "bahdanau", "answering prefix", "answering decoder"])
+@pytest.mark.parametrize(("name", "marks"), [("answering prefix", ()), ("answering decoder", ("[BOS]",))])
+def test_without_a_target_a_source_is_continued(load: Any, name: str, marks: tuple[str, ...]) -> None:
+    part = compute_attention(load(name), source=TEXT).part("self")
+    source = (*marks, *pieces(load(name), TEXT))
+    assert part.queries == part.keys
+    assert part.queries[: len(source)] == source
+
+
+@pytest.mark.parametrize("name", ["2017", "bahdanau"])
 def test_without_a_target_it_is_the_model_s_own(load: Any, name: str) -> None:
     """Each token of it is the most probable one after those before."""
     loaded = load(name)
-    found = compute_attention(loaded, source=TEXT)
-    part = found.part("cross" if name in ("2017", "bahdanau") else "self")
-    if part.kind != "cross":
-        assert part.queries == part.keys
-        marks = ("[BOS]",) if name == "answering decoder" else ()
-        n_source = len(pieces(loaded, TEXT))
-        assert part.queries[len(marks) : len(marks) + n_source] == pieces(loaded, TEXT)
-        return
+    part = compute_attention(loaded, source=TEXT).part("cross")
     t = loaded.tokenizer
     allowed = [i for i in range(t.vocab_size) if i not in t.special_ids or i in loaded.prompt_format.end_ids]
-    read, written = [t.bos_id], []
-    source_BS = torch.tensor([t.encode(TEXT)])
+    read, source_BS = [t.bos_id], torch.tensor([t.encode(TEXT)])
     with torch.no_grad():
         for _ in part.queries:
-            logits_V = loaded.model.logits(loaded.model(Batch(torch.tensor([read]), source_BS=source_BS)).hidden_BTD)[
-                0, -1
-            ]
+            hidden_BTD = loaded.model(Batch(torch.tensor([read]), source_BS=source_BS)).hidden_BTD
+            logits_V = loaded.model.logits(hidden_BTD)[0, -1]
             read.append(max(allowed, key=lambda i: float(logits_V[i])))
-            written.append(t.display_token(read[-1]))
-    assert tuple(written) == part.queries
+    assert tuple(map(t.display_token, read[1:])) == part.queries
 
 
 def test_rows_of_a_table(load: Any) -> None:
@@ -192,47 +178,43 @@ def test_a_head_and_the_mean_of_heads(load: Any) -> None:
     part = compute_attention(load("decoder"), [TEXT]).parts[0]
     np.testing.assert_array_equal(part.head(0, 3), part.weights_LNTS[0, 3])
     np.testing.assert_allclose(part.head(-1, None), sum(part.weights_LNTS[1]) / 4, rtol=1e-5)
-    with pytest.raises(UsageError):
+    with refuses("usage"):
         part.head(-3, None)
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "words"),
+    ("name", "asked"),
     [
-        ("elman", {"texts": [TEXT]}, "has no attention"),
-        ("averages", {"texts": [TEXT]}, "has no attention"),
-        ("classes by a mix of layers", {"texts": [TEXT]}, "has no attention"),
-        ("decoder", {"texts": ["a", "b"]}, "2 texts are given"),
-        ("classes", {"source": TEXT}, "reads a text, not a source"),
-        ("2017", {"texts": [TEXT]}, "answers a source"),
-        ("2017", {"texts": [TEXT], "source": TEXT}, "both a text and a source"),
-        ("2017", {"target": TEXT}, "without its source"),
-        ("2017", {"source": "rain " * 50}, "the model's context is 40"),
-        ("2017", {"source": "a", "target": "rain " * 50}, "the model's context is 40"),
-        ("answering prefix", {"source": "a " * 25, "target": "rain " * 25}, "the model's context is 40"),
-        ("classes", {"texts": ["rain " * 50]}, "the model's context is 40"),
-        ("classes of two", {"texts": [TEXT]}, "2 texts, a, b, and 1 text is given"),
+        *((name, {"texts": [TEXT]}) for name in ("elman", "averages", "mix of layers", "2017", "classes of two")),
+        ("decoder", {"texts": ["a", "b"]}),
+        ("classes", {"source": TEXT}),
+        ("2017", {"texts": [TEXT], "source": TEXT}),
+        ("2017", {"target": TEXT}),
+        # of which the context is 40
+        ("2017", {"source": "rain " * 50}),
+        ("2017", {"source": "a", "target": "rain " * 50}),
+        ("answering prefix", {"source": "a " * 25, "target": "rain " * 25}),
+        ("classes", {"texts": ["rain " * 50]}),
     ],
 )
-def test_what_is_refused(load: Any, name: str, asked: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_what_a_model_does_not_read_is_refused(load: Any, name: str, asked: dict[str, Any]) -> None:
+    with refuses("usage"):
         compute_attention(load(name), **asked)
 
 
 # Which words decided
 
-EXPLAINED = ["classes", "decoder of classes", "pooled lstm", "pooled encoder"]
-NIGHTLY = ["decoder of a number", "pooled by maximum"]
+EXPLAINED = [name for name in MODELS if name.startswith(("pooled", "decoder of"))] + ["classes"]
 
 
-@pytest.mark.parametrize("name", nightly_but([*EXPLAINED, *NIGHTLY], *EXPLAINED))
+@pytest.mark.parametrize("name", EXPLAINED)
 def test_words_that_decided(load: Any, name: str) -> None:
     """Each measure against a plain computation: rows without a word, one by one; gradients at scaled embeddings."""
     loaded = load(name)
     model = loaded.model
     assert isinstance(model, Classifier)
     text = "They walked home, alone"
-    found = attribute_words(loaded, [text], compute_attention(loaded, [text]))
+    found = attribution.attribute_words(loaded, [text], compute_attention(loaded, [text]))
     row = make_row_forward_pass_input(loaded, [text])
 
     def score(ids: list[int]) -> torch.Tensor:
@@ -264,7 +246,7 @@ def test_words_that_decided(load: Any, name: str) -> None:
             weight.copy_(kept)
         return grad[ids].double().numpy()
 
-    per_token = plain.integrated_gradients(gradient, kept[ids].double().numpy(), PATH_STEPS)
+    per_token = plain.integrated_gradients(gradient, kept[ids].double().numpy(), attribution.PATH_STEPS)
     for w, (start, n) in enumerate(zip(starts, counts, strict=True)):
         without = ids[:start] + ids[start + n :]
         assert found.leave_one_out[w] == pytest.approx(found.score - float(score(without).detach()), abs=1e-5)
@@ -287,7 +269,7 @@ def test_words_that_decided(load: Any, name: str) -> None:
 @pytest.mark.parametrize("text", ["", " ", "\x1b[31m red \udc80", "</b>&"])
 def test_odd_texts_have_words_that_can_be_printed(load: Any, text: str) -> None:
     loaded = load("classes")
-    found = attribute_words(loaded, [text], compute_attention(loaded, [text]))
+    found = attribution.attribute_words(loaded, [text], compute_attention(loaded, [text]))
     assert len(found.words) == len(found.leave_one_out) == len(found.integrated_gradients)
     assert all(word.isprintable() for word in found.words)
     assert bool(found.words) == bool(text.strip())
@@ -309,7 +291,7 @@ def test_integrated_gradients_add_up_to_the_difference_from_nothing() -> None:
         return torch.tanh(embedding(batch.tokens_BT) @ matrix).sum((1, 2)) ** 2
 
     batch = Batch(torch.tensor([[1, 3, 3]]))
-    shares_T = compute_integrated_gradients(score, embedding, batch, 400)
+    shares_T = attribution.compute_integrated_gradients(score, embedding, batch, 400)
     assert shares_T.sum() == pytest.approx(float(score(batch).detach()), rel=1e-4)
     assert shares_T[1] == pytest.approx(shares_T[2])
 
@@ -318,12 +300,8 @@ def test_the_only_word_of_a_text_without_special_tokens_can_be_left_out() -> Non
     def score(batch: Batch) -> torch.Tensor:
         return batch.tokens_BT.sum(1).double()
 
-    assert score_without_each_word(score, Batch(torch.tensor([[3, 4]])), [[0], [0, 1]], 9).tolist() == [4, 9]
-
-
-def test_rollout_of_attention_to_oneself_is_oneself() -> None:
-    eye = np.broadcast_to(np.eye(4, dtype=np.float32), (3, 2, 4, 4))
-    np.testing.assert_array_equal(compute_attention_rollout(eye), np.eye(4))
+    scores = attribution.score_without_each_word(score, Batch(torch.tensor([[3, 4]])), [[0], [0, 1]], 9)
+    assert scores.tolist() == [4, 9]
 
 
 def test_heads_are_summarized_by_where_their_weight_is() -> None:
@@ -342,14 +320,9 @@ def test_heads_are_summarized_by_where_their_weight_is() -> None:
     (across, *_) = AttentionWeights("cross", words, tuple("wxyz"), weights).summarize_heads()
     assert (across.largest, across.entropy, across.itself) == (1, 0, None)
     assert own.next is None
-    (both_ways, *_) = AttentionWeights(
-        "encoder", words, words, np.array([[np.eye(4, k=1)]], np.float32)
-    ).summarize_heads()
+    following, preceding = (np.array([[np.eye(4, k=k)]], np.float32) for k in (1, -1))
+    (both_ways,) = AttentionWeights("encoder", words, words, following).summarize_heads()
     assert (both_ways.next, both_ways.previous, both_ways.distance) == (1, 0, 1)
-
-
-def test_a_summary_leaves_out_positions_without_a_past() -> None:
-    """The first state of a memory attends to nothing."""
-    weights = np.array([[np.eye(3, k=-1)]], np.float32)
-    (head,) = AttentionWeights("memory", tuple("abc"), tuple("abc"), weights).summarize_heads()
-    assert (head.previous, head.largest, head.entropy) == (1, 1, 0)
+    # the first state of a memory attends to nothing
+    (memory,) = AttentionWeights("memory", words, words, preceding).summarize_heads()
+    assert (memory.previous, memory.largest, memory.entropy) == (1, 1, 0)

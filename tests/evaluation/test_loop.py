@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from lmtool.compute.device import CPU, ExecutionContext
 from lmtool.compute.processes import World
 from lmtool.evaluation.loop import BATCH_TOKENS, EvaluationOutput, evaluate_items, group_by_length
-from lmtool.model import LanguageModel
 from lmtool.objective import Loss
 from tests.compute.together import together
 from tests.support import tiny
-from tests.support.cases import nightly_but
 from tests.support.examples import examples
 
 LENGTHS = st.integers(1, 3).flatmap(
@@ -28,7 +26,7 @@ LENGTHS = st.integers(1, 3).flatmap(
 )
 
 
-@settings(max_examples=examples(80, 200), deadline=None)
+@settings(max_examples=examples(60, 200), deadline=None)
 @given(LENGTHS, st.integers(1, 200), st.one_of(st.none(), st.integers(1, 9)))
 def test_every_item_comes_once_and_no_group_is_above_the_budget(
     lengths: list[tuple[int, ...]], tokens: int, rows: int | None
@@ -42,15 +40,10 @@ def test_every_item_comes_once_and_no_group_is_above_the_budget(
         assert 1 <= len(group) <= (rows or len(group))
 
 
-def test_no_group_could_take_the_next_item() -> None:
-    """Groups are as large as the budget allows."""
+def test_groups_are_of_like_lengths_and_as_large_as_the_budget_allows() -> None:
     lengths = [(n % 13 + 1,) for n in range(100)]
-    groups = list(group_by_length(lengths, 40))
-    for group, following in pairwise(groups):
+    for group, following in pairwise(group_by_length(lengths, 40)):
         assert (len(group) + 1) * lengths[following[0]][0] > 40
-
-
-def test_items_of_like_length_go_together() -> None:
     lengths = [(n,) for n in (3, 60, 4, 3, 5, 4)]
     assert [[lengths[i][0] for i in group] for group in group_by_length(lengths, 64)] == [[3, 3, 4, 4, 5], [60]]
 
@@ -67,14 +60,16 @@ class Things:
             rng.standard_normal(rng.integers(0, 4) if rank == 1 else (rng.integers(0, 4), 3)) for _ in range(n)
         ]
         self.read: list[int] = []
+        self.n_losses = 0
+        self.are_inference: set[bool] = set()
 
     def loss(self, chosen: Sequence[int]) -> Loss:
+        self.n_losses += 1
+        self.are_inference.add(torch.is_inference_mode_enabled())
+        assert not torch.is_grad_enabled()
         hits = torch.tensor(float(sum(i % 3 == 0 for i in chosen)))
-        return Loss(
-            torch.tensor(self.nats[chosen].sum()),
-            torch.tensor(int(self.counts[chosen].sum())),
-            {"hits": (hits, len(chosen))},
-        )
+        nats, count = torch.tensor(self.nats[chosen].sum()), torch.tensor(int(self.counts[chosen].sum()))
+        return Loss(nats, count, {"hits": (hits, len(chosen))})
 
     def evaluate(
         self,
@@ -92,51 +87,40 @@ class Things:
         return evaluate_items(model, self.lengths, read, compute, metrics=metrics, max_tokens=50, **more)
 
 
-@pytest.mark.parametrize("n", [0, 1, 5, 40])
-@pytest.mark.parametrize("rank", [1, 2])
-def test_sums_are_over_all_items_and_arrays_in_their_order(n: int, rank: int) -> None:
-    items = Things(n, rank)
-    found = items.evaluate()
-    assert sorted(items.read) == list(range(n))
+def assert_found(found: EvaluationOutput, items: Things) -> None:
+    n = len(items.lengths)
     assert found.total == pytest.approx(items.nats.sum())
     assert found.count == items.counts.sum()
     assert math.isnan(found.loss) if not found.count else found.loss == pytest.approx(found.total / found.count)
     assert found.metrics == {"hits": pytest.approx(sum(i % 3 == 0 for i in range(n)) / max(1, n))}
-    assert len(found.arrays) == n
-    assert all(np.array_equal(one, other) for one, other in zip(found.arrays, items.arrays, strict=True))
+    for one, other in zip(found.arrays, items.arrays, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("size", [2, 3, 7])
-@pytest.mark.parametrize("n", nightly_but([0, 1, 5, 40], 0, 1, 2))
-@pytest.mark.parametrize("rank", nightly_but([1, 2], 0))
+@pytest.mark.parametrize("n", [0, 1, 40])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_sums_are_over_all_items_and_arrays_in_their_order(n: int, rank: int) -> None:
+    items = Things(n, rank)
+    assert_found(items.evaluate(), items)
+    assert sorted(items.read) == list(range(n))
+
+
+@pytest.mark.parametrize("size", [2, 7])
+@pytest.mark.parametrize("n", [0, 1, 5])
 @pytest.mark.parametrize("in_step", [False, True])
 def test_any_number_of_processes_finds_the_same(
-    monkeypatch: pytest.MonkeyPatch, size: int, n: int, rank: int, in_step: bool
+    monkeypatch: pytest.MonkeyPatch, size: int, n: int, in_step: bool
 ) -> None:
     """In step all compute as many batches: idle ones repeat some item, which does not count."""
-    alone, every, read = Things(n, rank).evaluate(), [Things(n, rank) for _ in range(size)], [0] * size
-
-    def process(world: World) -> EvaluationOutput:
-        items = every[world.rank]
-        genuine = items.loss
-
-        def loss(chosen: Sequence[int]) -> Loss:
-            assert torch.is_inference_mode_enabled() is not in_step
-            assert not torch.is_grad_enabled()
-            read[world.rank] += 1
-            return genuine(chosen)
-
-        monkeypatch.setattr(items, "loss", loss)
-        return items.evaluate(replace(world, is_lockstep=in_step))
-
-    for found in together(monkeypatch, size, process):
-        assert found.total == pytest.approx(alone.total)
-        assert (found.count, found.metrics) == (alone.count, pytest.approx(alone.metrics))
-        assert [one.shape for one in found.arrays] == [one.shape for one in alone.arrays]
-        assert all(np.array_equal(one, other) for one, other in zip(found.arrays, alone.arrays, strict=True))
+    every = [Things(n) for _ in range(size)]
+    for found in together(
+        monkeypatch, size, lambda world: every[world.rank].evaluate(replace(world, is_lockstep=in_step))
+    ):
+        assert_found(found, every[0])
+    assert {kind for items in every for kind in items.are_inference} <= {not in_step}
     if in_step:
-        assert len(set(read)) == 1
-        assert min(read) >= min(n, 1)
+        (n_losses,) = {items.n_losses for items in every}
+        assert n_losses >= min(n, 1)
     else:
         assert sorted(i for items in every for i in items.read) == list(range(n)), "each is read by one process"
 
@@ -164,26 +148,28 @@ def test_the_model_is_left_as_it_was(fails: bool) -> None:
             raise RuntimeError("no")
         return None, ()
 
-    if fails:
-        with pytest.raises(RuntimeError, match="no"):
-            evaluate_items(model, [(3,)], read, CPU)
-    else:
+    try:
         evaluate_items(model, [(3,)], read, CPU)
+    except RuntimeError:
+        assert fails
     assert seen == [(False, True)]
     assert model.training
 
 
-def test_it_computes_in_the_precision_that_is_asked_for() -> None:
-    types = []
+def test_batches_are_of_a_size_that_memory_has_and_in_the_precision_that_is_asked_for() -> None:
+    read_as = []
 
     def read(chosen: list[int]) -> tuple[None, Sequence[NDArray[Any]]]:
-        types.append((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
+        read_as.append((len(chosen), (torch.ones(2, 2) @ torch.ones(2, 2)).dtype))
         return None, ()
 
-    model: LanguageModel = tiny.model(n_layers=1)
-    evaluate_items(model, [(1,)], read, CPU)
-    evaluate_items(model, [(1,)], read, ExecutionContext(torch.device("cpu"), "bfloat16"))
-    assert types == [torch.float32, torch.bfloat16]
+    for compute, dtype in (
+        (CPU, torch.float32),
+        (ExecutionContext(torch.device("cpu"), "bfloat16"), torch.bfloat16),
+    ):
+        evaluate_items(tiny.model(n_layers=1), [(BATCH_TOKENS // 4,)] * 9, read, compute)
+        assert read_as == [(4, dtype), (4, dtype), (1, dtype)]
+        read_as.clear()
 
 
 def test_how_far_it_is_is_told_to_the_end() -> None:
@@ -193,19 +179,7 @@ def test_how_far_it_is_is_told_to_the_end() -> None:
     whole = sum(length for (length,) in items.lengths)
     done = [now for _, now, _ in told]
     assert done == sorted(done)
-    assert done[0] == 0
-    assert told[-1] == ("measuring", whole, whole)
+    assert (done[0], told[-1]) == (0, ("measuring", whole, whole))
     assert len(told) > 3
     items.evaluate(report=lambda *now: told.append(now), one_pass_per_row=False)
     assert told[-1][1] == sum(length**2 for (length,) in items.lengths)
-
-
-def test_the_budget_is_one_that_memory_has() -> None:
-    groups = []
-
-    def read(chosen: list[int]) -> tuple[None, Sequence[NDArray[Any]]]:
-        groups.append(len(chosen))
-        return None, ()
-
-    evaluate_items(tiny.model(n_layers=1), [(BATCH_TOKENS // 4,)] * 9, read, CPU)
-    assert groups == [4, 4, 1]

@@ -11,7 +11,7 @@ from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.evaluation.scoring import ScoredContinuation, score_continuations, score_long_texts, score_texts
 from lmtool.runs.load import LoadedModel, load_run
-from tests.support.cases import nightly_but
+from tests.support.errors import refuses
 from tests.support.scoring import SHAPES, next_of, plain, text_of
 from tests.support.training import Work
 
@@ -30,6 +30,9 @@ CHOICES = [
     [("the dog", one) for one in ("ran", "sat on the mat")],
     [("na:\n", one) for one in ("a", "o", "t")],
     [("a dog ran away on the mat", one) for one in ("home", "away")],
+    # nearly as long as the context, beside one whose continuations are long: its padding needs no more positions
+    [("a cat sat on the mat and the dog ran away and home", one) for one in ("at", "on")],
+    [("a cat", one) for one in ("sat on the mat and ran home", "ran away and sat on")],
 ]
 SCHEMAS = [
     [("a cat", "sat on"), ("a dog", "sat on"), ("home", "sat on")],
@@ -52,7 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
     return {name: load_run(str(work.run(name)), CPU) for name in {**KINDS, **ANSWERING}}
 
 
-@pytest.mark.parametrize("name", nightly_but([name for name in SHAPES if name != "encoder"], "decoder", "recurrent"))
+@pytest.mark.parametrize("name", ["decoder", "stream", "recurrent"])
 def test_each_token_is_given_those_before_it(name: str, runs: dict[str, LoadedModel]) -> None:
     loaded = runs[name]
     first = [] if name == "stream" else [loaded.tokenizer.bos_id]
@@ -68,17 +71,20 @@ def test_each_token_is_given_those_before_it(name: str, runs: dict[str, LoadedMo
         assert math.isclose(found.total, sum(q for _, q in known), rel_tol=1e-4, abs_tol=1e-4)
 
 
+def masked(loaded: LoadedModel, ids: list[int], i: int) -> float:
+    """The log-probability of the i-th token, given all others."""
+    t = loaded.tokenizer
+    row = [t.cls_id, *ids[:i], t.mask_id, *ids[i + 1 :], t.sep_id]
+    with torch.no_grad():
+        hidden_D = loaded.model(Batch(torch.tensor([row]))).hidden_BTD[0, i + 1]
+        return float(loaded.model.logits(hidden_D).float().log_softmax(-1)[ids[i]])
+
+
 def test_each_token_of_an_encoder_is_given_all_others(runs: dict[str, LoadedModel]) -> None:
     loaded = runs["encoder"]
-    t = loaded.tokenizer
     for text, found in zip(TEXTS, score_texts(loaded, TEXTS), strict=True):
-        ids = t.encode(text)
-        wanted = []
-        for i, token in enumerate(ids):
-            row = [t.cls_id, *ids[:i], t.mask_id, *ids[i + 1 :], t.sep_id]
-            with torch.no_grad():
-                hidden_D = loaded.model(Batch(torch.tensor([row]))).hidden_BTD[0, i + 1]
-                wanted.append(float(loaded.model.logits(hidden_D).float().log_softmax(-1)[token]))
+        ids = loaded.tokenizer.encode(text)
+        wanted = [masked(loaded, ids, i) for i in range(len(ids))]
         assert found.logprobs == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 
@@ -97,19 +103,21 @@ def test_what_cannot_be_scored_is_refused(runs: dict[str, LoadedModel]) -> None:
     decoder, pairs = runs["decoder"], runs["encoder-decoder"]
     assert score_texts(decoder, []) == []
     assert score_texts(decoder, [""])[0].total == 0
-    for loaded, *given in (
-        (pairs, ["a"]),
+    for loaded, texts, sources in (
+        (pairs, ["a"], None),
         (decoder, ["a"], ["a"]),
         (pairs, ["a", "a"], ["a"]),
-        (decoder, ["a cat " * 100]),
+        (decoder, ["a cat " * 100], None),
     ):
-        with pytest.raises(UsageError):
-            score_texts(loaded, *given)
+        with refuses("usage"):
+            score_texts(loaded, texts, sources)
+    with refuses("usage"):
+        score_long_texts(pairs, TEXTS)
 
 
-@pytest.mark.parametrize("name", nightly_but(KINDS, "decoder", "ngram", "prefix", "encoder"))
+@pytest.mark.parametrize("name", ["decoder", "ngram", "prefix", "encoder", "recurrent", "attending"])
 def test_choices_and_schemas_are_scored_as_by_a_loop(name: str, runs: dict[str, LoadedModel]) -> None:
-    """As in lm-eval: from the end of the context on."""
+    """As in lm-eval: from the end of the context on, and each group as if it were alone."""
     loaded = runs[name]
     encode = loaded.tokenizer.encode
     for groups in (CHOICES, SCHEMAS):
@@ -146,27 +154,6 @@ def test_a_continuation_is_the_span_removed_at_the_end_of_its_context(name: str,
             assert one.total == pytest.approx(wanted, rel=1e-4)
 
 
-def test_groups_do_not_depend_on_each_other(runs: dict[str, LoadedModel]) -> None:
-    for name in ("decoder", "recurrent", "attending"):
-        together = scores(runs[name], [*CHOICES, *SCHEMAS])
-        for group, scored in zip([*CHOICES, *SCHEMAS], together, strict=True):
-            (alone,) = scores(runs[name], [group])
-            assert [one.total for one in scored] == pytest.approx([one.total for one in alone], rel=1e-5)
-
-
-def test_padding_needs_no_positions_beyond_the_context(runs: dict[str, LoadedModel]) -> None:
-    """A group with a context nearly as long as the model's, computed with one whose continuations are long."""
-    long = "a cat sat on the mat and the dog ran away and home"
-    groups = [
-        [(long, "at"), (long, "on")],
-        [("a cat", "sat on the mat and ran home"), ("a cat", "ran away and sat on")],
-    ]
-    for group, scored in zip(groups, scores(runs["decoder"], groups), strict=True):
-        for pair, one in zip(group, scored, strict=True):
-            wanted, _ = plain(runs["decoder"], *pair, one.n_tokens)
-            assert one.total == pytest.approx(sum(wanted), rel=1e-4)
-
-
 def test_a_text_begins_with_the_token_that_others_put_there(runs: dict[str, LoadedModel]) -> None:
     """Where nothing else precedes: the published bos_token, or else what ends a text."""
     loaded, pair = runs["stream"], ("a cat sat on the", "mat")
@@ -196,7 +183,7 @@ def test_a_context_that_does_not_fit_loses_its_beginning(runs: dict[str, LoadedM
     row = ids[len(ids) - 1 - 64 : -1]
     wanted = sum(float(next_of(loaded, row[: len(row) - (len(ids) - 1 - i)])[ids[i]]) for i in range(begins, len(ids)))
     assert scored[0].total == pytest.approx(wanted, rel=1e-4)
-    with pytest.raises(UsageError, match="1 of 2 answers do not fit the context of 64 tokens") as caught:
+    with pytest.raises(UsageError, match="1 of 2 answers") as caught:
         score_continuations(loaded, [[("a", "cat")], [("a", "cat " * 30)]], ["row 7", "row 8"], truncate_contexts=True)
     assert (caught.value.where or "").startswith("row 8: ")
     fits = "cat " * 15
@@ -205,9 +192,7 @@ def test_a_context_that_does_not_fit_loses_its_beginning(runs: dict[str, LoadedM
     assert (whole.is_cut, n <= 64, len(whole.logprobs)) == (True, True, n)
 
 
-@pytest.mark.parametrize(
-    "name", nightly_but(["decoder", "stream", "recurrent", "ngram", "encoder"], "decoder", "recurrent")
-)
+@pytest.mark.parametrize("name", ["decoder", "recurrent", "encoder"])
 def test_whole_texts_are_scored_in_windows(name: str, runs: dict[str, LoadedModel]) -> None:
     loaded = runs[name]
     t = loaded.tokenizer
@@ -220,13 +205,8 @@ def test_whole_texts_are_scored_in_windows(name: str, runs: dict[str, LoadedMode
             first = i // longest * longest
             stop = min(len(ids), first + longest)
             if name == "encoder":
-                row = [t.cls_id, *ids[first:i], t.mask_id, *ids[i + 1 : stop], t.sep_id]
-                with torch.no_grad():
-                    hidden_D = loaded.model(Batch(torch.tensor([row]))).hidden_BTD[0, i - first + 1]
-                    wanted += float(loaded.model.logits(hidden_D).float().log_softmax(-1)[token])
+                wanted += masked(loaded, ids[first:stop], i - first)
             else:
                 whole = [t.bos_id, *ids]
                 wanted += float(next_of(loaded, whole[max(0, stop - longest) : i + 1])[token])
         assert total == pytest.approx(wanted, rel=1e-4)
-    with pytest.raises(UsageError, match="scores targets of sources"):
-        score_long_texts(runs["encoder-decoder"], texts)

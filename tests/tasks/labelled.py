@@ -4,22 +4,16 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.data.table import open_table
-from lmtool.recipe.spec.text import (
-    BpeTokenizer,
-    CharTokenizer,
-    TrainedTokenizerSpecBase,
-    WordPieceTokenizer,
-    WordTokenizer,
-)
+from lmtool.recipe.spec import text
 from lmtool.tasks.reading import LabelledTable, read_labelled_table
 from lmtool.tasks.schema import choose_columns
 
-KINDS: dict[str, TrainedTokenizerSpecBase] = {
-    "bpe": BpeTokenizer(vocab_size=300),
-    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=100),
-    "char": CharTokenizer(kind="char"),
-    "char-lower": CharTokenizer(kind="char", lowercase=True),
-    "word": WordTokenizer(kind="word", vocab_size=100),
+KINDS: dict[str, text.TrainedTokenizerSpecBase] = {
+    "bpe": text.BpeTokenizer(vocab_size=300),
+    "wordpiece": text.WordPieceTokenizer(kind="wordpiece", vocab_size=100),
+    "char": text.CharTokenizer(kind="char"),
+    "char-lower": text.CharTokenizer(kind="char", lowercase=True),
+    "word": text.WordTokenizer(kind="word", vocab_size=100),
 }
 
 

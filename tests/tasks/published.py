@@ -4,7 +4,7 @@ import csv
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +23,66 @@ def sentence(rng: random.Random, low: int, high: int) -> str:
     return " ".join(words).capitalize() + "."
 
 
+PLACES = ["London", "New York, NY", "", "Paris, France", "Berlin", "somewhere nice"]
+TOPICS = ["Science Fiction", "Home and Garden", "Loan or Lease", "Late Fee", "Closing Account"]
+CELLS: dict[str, Callable[[int, random.Random], Any]] = {
+    "text": lambda i, rng: sentence(rng, 5, 12) + f" {WORDS[i % 34]} {i}",
+    "long": lambda i, rng: " ".join(sentence(rng, 8, 12) for _ in range(4)) + f" {i}",
+    "short": lambda i, rng: sentence(rng, 3, 6)[:-1] + f" {WORDS[i % 34]}",
+    "mostlyempty": lambda i, rng: "" if i % 3 else sentence(rng, 3, 8),
+    "word": lambda i, rng: rng.choice(WORDS) + rng.choice(WORDS),
+    "name": lambda i, rng: f"{rng.choice(NAMES)} {rng.choice(WORDS).title()}",
+    "place": lambda i, rng: rng.choice(PLACES) if i % 3 else f"{rng.choice(WORDS).title()}, {rng.choice(NAMES)}",
+    "kinds": lambda i, rng: rng.choice(TOPICS),
+    "flag": lambda i, rng: str(i % 2),
+    "yesno": lambda i, rng: "YN"[i % 2],
+    "bool": lambda i, rng: i % 3 == 0,
+    "mark": lambda i, rng: "*" * (i % 3 == 2),
+    "float": lambda i, rng: round(rng.uniform(-3, 3), 3),
+    "conf": lambda i, rng: rng.choice([1.0, 0.67, round(rng.random(), 4)]),
+    "count": lambda i, rng: rng.randrange(1, 50_000),
+    "number": lambda i, rng: str(rng.randrange(900)),
+    "row": lambda i, rng: i,
+    "const": lambda i, rng: "en",
+    "empty": lambda i, rng: "",
+    "id": lambda i, rng: f"{rng.getrandbits(48):012x}",
+    "date": lambda i, rng: f"2021-{1 + i % 12:02}-{1 + i % 28:02}",
+    "stamp": lambda i, rng: f"Mon Apr 06 22:19:{i % 60:02} PDT 2009",
+    "url": lambda i, rng: f"https://example.org/{i}",
+    "piped": lambda i, rng: "|".join(rng.choices(WORDS, k=7)),
+    "pairtext": lambda i, rng: f"[{i % 7}, {i % 9}]",
+    "strjson": lambda i, rng: json.dumps(rng.sample(WORDS, 3)),
+    "words": lambda i, rng: rng.sample(WORDS, 4),
+    "tags": lambda i, rng: [rng.randrange(5) for _ in range(4)],
+    "intlist": lambda i, rng: [rng.randrange(6)],
+    "strlist": lambda i, rng: rng.sample(WORDS, 2),
+    "choices": lambda i, rng: rng.sample(WORDS, 4),
+    "messages": lambda i, rng: [{"role": "user", "content": f"a {i}"}, {"role": "assistant", "content": "b"}],
+    "sharegpt": lambda i, rng: [{"from": "human", "value": f"a {i}"}, {"from": "gpt", "value": "b"}],
+    "toollist": lambda i, rng: [{"type": "function", "function": {"name": "f"}}],
+    "dict": lambda i, rng: {"de": "Haus", "en": "house"},
+    "answers": lambda i, rng: {"text": ["a"], "answer_start": [0]},
+}
+"""By the number of the row, and what is drawn."""
+
+FEW: dict[str, Callable[[int, str], Any]] = {
+    "class": lambda which, column: f"{WORDS[which % len(WORDS)]}{which // len(WORDS) or ''}",
+    "int": lambda which, column: which,
+    "float": lambda which, column: which / 2 + 0.5,
+    "short": lambda which, column: sentence(random.Random(f"{column}{which}"), 2, 5),
+    "long": lambda which, column: sentence(random.Random(f"{column}{which}"), 15, 20),
+    "name": lambda which, column: f"{NAMES[which % len(NAMES)]} Stone",
+    "id": lambda which, column: f"{which:x}a{which}f",
+}
+"""Of kinds that end in a number, which have so many different ones: by the number of the value, and their column."""
+
+
 def cell(kind: str, row: int, rng: random.Random, column: str) -> Any:
-    """A cell. Kinds that end in a number have so many different ones."""
-    name, n = re.fullmatch(r"([a-z]+?)(\d*)", kind).groups()  # type: ignore[union-attr]
-    if n:
-        which = row % int(n) if row < int(n) else rng.randrange(int(n))
-        values: dict[str, Any] = {
-            "class": f"{WORDS[which % len(WORDS)]}{which // len(WORDS) or ''}",
-            "int": which,
-            "float": which / 2 + 0.5,
-            "short": sentence(random.Random(f"{column}{which}"), 2, 5),
-            "long": sentence(random.Random(f"{column}{which}"), 15, 20),
-            "name": f"{NAMES[which % len(NAMES)]} Stone",
-            "id": f"{which:x}a{which}f",
-        }
-        return values[name]
-    places = ["London", "New York, NY", "", "Paris, France", "Berlin", "somewhere nice"]
-    values = {
-        "text": sentence(rng, 5, 12) + f" {WORDS[row % 34]} {row}",
-        "long": " ".join(sentence(rng, 8, 12) for _ in range(4)) + f" {row}",
-        "short": sentence(rng, 3, 6)[:-1] + f" {WORDS[row % 34]}",
-        "word": f"{rng.choice(WORDS)}{rng.choice(WORDS)}",
-        "name": f"{rng.choice(NAMES)} {rng.choice(WORDS).title()}",
-        "place": rng.choice(places) if row % 3 else f"{rng.choice(WORDS).title()}, {rng.choice(NAMES)}",
-        "kinds": rng.choice(["Science Fiction", "Home and Garden", "Loan or Lease", "Late Fee", "Closing Account"]),
-        "flag": str(row % 2), "yesno": ["Y", "N"][row % 2], "bool": row % 3 == 0, "mark": "*" * (row % 3 == 2),
-        "float": round(rng.uniform(-3, 3), 3), "conf": rng.choice([1.0, 0.67, round(rng.random(), 4)]),
-        "count": rng.randrange(1, 50_000), "number": str(rng.randrange(900)), "row": row, "const": "en",
-        "id": f"{rng.getrandbits(48):012x}", "date": f"2021-{1 + row % 12:02}-{1 + row % 28:02}", "empty": "",
-        "stamp": f"Mon Apr 06 22:19:{row % 60:02} PDT 2009", "url": f"https://example.org/{row}",
-        "mostlyempty": "" if row % 3 else sentence(rng, 3, 8), "piped": "|".join(rng.choices(WORDS, k=7)),
-        "pairtext": f"[{row % 7}, {row % 9}]", "strjson": json.dumps(rng.sample(WORDS, 3)),
-        "words": rng.sample(WORDS, 4), "tags": [rng.randrange(5) for _ in range(4)],
-        "intlist": [rng.randrange(6)], "strlist": rng.sample(WORDS, 2), "choices": rng.sample(WORDS, 4),
-        "messages": [{"role": "user", "content": f"a {row}"}, {"role": "assistant", "content": "b"}],
-        "sharegpt": [{"from": "human", "value": f"a {row}"}, {"from": "gpt", "value": "b"}],
-        "toollist": [{"type": "function", "function": {"name": "f"}}], "dict": {"de": "Haus", "en": "house"},
-        "answers": {"text": ["a"], "answer_start": [0]},
-    }  # fmt: skip
-    return values[name]
+    name = kind.rstrip("0123456789")
+    if name == kind:
+        return CELLS[kind](row, rng)
+    n = int(kind.removeprefix(name))
+    return FEW[name](row % n if row < n else rng.randrange(n), column)
 
 
 def varied(kind: str, of: Mapping[str, Any], rng: random.Random) -> str:

@@ -1,7 +1,7 @@
 """The baseline of a table: against scikit-learn's own pipeline, and for rows that teach nothing."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,47 +22,65 @@ from tests.tasks.labelled import read
 STOCK = {"a": ["sun", "rain", "cloud", "wind"], "b": ["bread", "salt", "oil", "rice"], "c": ["wood", "nail", "saw"]}
 
 
-def rows(path: Path, n: int, seed: int, noise: float = 0.4, labels: str = "abc") -> LabelledTable:
+def table(path: Path, rows: Iterable[tuple[str, object]]) -> LabelledTable:
+    return read(path / "t.csv", "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+
+
+def rows(path: Path, n: int, seed: int, noise: float = 0.4) -> LabelledTable:
     """Texts of which most words tell the class; some tell another."""
     rng = random.Random(seed)
-    lines = []
+    drawn = []
     for _ in range(n):
-        label = rng.choice(labels)
+        label = rng.choice("abc")
         words = [rng.choice(STOCK[rng.choice("abc") if rng.random() < noise else label]) for _ in range(5)]
-        lines.append(f"{' '.join(words)},{label}\n")
-    return read(path / f"{seed}.csv", "text,label\n" + "".join(lines))
+        drawn.append((" ".join(words), label))
+    return table(path, drawn)
+
+
+def parts(found: LabelledTable) -> tuple[list[str], list[str]]:
+    return [item.texts[0] for item in found.items], [str(item.label) for item in found.items]
+
+
+PIPELINE = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LogisticRegression(C=10))
 
 
 def test_it_is_the_accuracy_of_the_usual_pipeline(tmp_path: Path) -> None:
     train, test = rows(tmp_path, 300, 0, 0.7), rows(tmp_path, 300, 1, 0.7)
     found = score_or_cross_validate_baseline(train, test, "test")
-    (texts, labels), (others, truth) = (
-        ([item.texts[0] for item in part.items], [str(item.label) for item in part.items]) for part in (train, test)
-    )
-    vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
-    model = LogisticRegression(C=10).fit(vectors.fit_transform(texts), labels)
-    assert found.linear == pytest.approx(model.score(vectors.transform(others), truth), abs=0.05)
-    most = max("abc", key=labels.count)
-    assert found.constant == truth.count(most) / len(truth)
+    (texts, labels), (others, truth) = parts(train), parts(test)
+    assert found.linear == pytest.approx(PIPELINE.fit(texts, labels).score(others, truth), abs=0.05)
+    assert found.constant == truth.count(max("abc", key=labels.count)) / len(truth)
     assert (found.features, found.metric, found.part) == ("words and pairs", "accuracy", "test")
+
+
+def test_rows_of_which_none_are_held_out_are_cross_validated(tmp_path: Path) -> None:
+    """Each is scored by a model of others, and a text that is in them twice tells of itself."""
+    train = rows(tmp_path, 200, 0, 0.7)
+    found = score_or_cross_validate_baseline(train, None, "training")
+    texts, labels = parts(train)
+    folds = KFold(5, shuffle=True, random_state=0)
+    assert found.linear == pytest.approx(cross_val_score(PIPELINE, texts, labels, cv=folds).mean(), abs=0.05)
+    assert found.constant == max(map(labels.count, "abc")) / 200 < found.linear < 0.9
+    assert found.part == "cross-validation"
+    assert found.describe().endswith("; by cross-validation, as no rows are held out")
 
 
 def test_several_labels_have_a_micro_f1(tmp_path: Path) -> None:
     texts = ["sun", "sun rain", "rain", "sun rain", "none"] * 20
     labels = ["x", "x;y", "y", "x;y", ";"] * 20
-    lines = [f"{text} {i % 4},{label}\n" for i, (text, label) in enumerate(zip(texts, labels, strict=True))]
-    table = read(tmp_path / "t.csv", "text,label\n" + "".join(lines), kind="multi")
-    found = score_or_cross_validate_baseline(table, table, "validation")
+    found = table(
+        tmp_path, ((f"{text} {i % 4}", label) for i, (text, label) in enumerate(zip(texts, labels, strict=True)))
+    )
+    scores = score_or_cross_validate_baseline(found, found, "validation")
     truth = np.array([["x" in label, "y" in label] for label in labels])
-    assert found.linear == 1.0
-    assert found.constant == pytest.approx(f1_score(truth, np.tile([True, False], (100, 1)), average="micro"))
-    assert "most frequent label 54.5 %, words and pairs 100.0 % (micro F1)" in found.describe()
+    assert scores.linear == 1.0
+    assert scores.constant == pytest.approx(f1_score(truth, np.tile([True, False], (100, 1)), average="micro"))
+    assert "most frequent label 54.5 %, words and pairs 100.0 % (micro F1)" in scores.describe()
 
 
 def test_numbers_have_a_ridge_regression(tmp_path: Path) -> None:
-    lines = [f"{'good' if i % 2 else 'bad'} day,{2.5 + i % 2}\n" for i in range(60)]
-    table = read(tmp_path / "t.csv", "text,label\n" + "".join(lines))
-    found = score_or_cross_validate_baseline(table, table, "validation")
+    numbers = table(tmp_path, ((f"{'good' if i % 2 else 'bad'} day", 2.5 + i % 2) for i in range(60)))
+    found = score_or_cross_validate_baseline(numbers, numbers, "validation")
     assert found.constant == pytest.approx(0.25)
     assert found.linear < 0.05
     assert found.describe().startswith("baseline: mean 0.25, ridge regression on words and pairs 0.0")
@@ -71,64 +89,53 @@ def test_numbers_have_a_ridge_regression(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "says"),
+    ("texts", "recur"),
     [
-        (["天气很好", "天气不好", "今天下雨", "昨天下雪"], "character n-grams"),
-        (["anna", "maria", "otto", "hugo"], "character n-grams"),
-        (["it is so", "so it is", "is it so", "so it was"], "words and pairs"),
+        (["天气很好", "天气不好", "今天下雨", "昨天下雪"], False),
+        (["anna", "maria", "otto", "hugo"], False),
+        (["?", "!", "?", "!"], False),
+        (["it is so", "so it is", "is it so", "so it was"], True),
     ],
 )
-def test_texts_whose_words_do_not_recur_are_read_by_characters(texts: list[str], says: str, tmp_path: Path) -> None:
-    lines = [f"{text},{'ab'[i // 2 % 2]}\n" for i, text in enumerate(texts)]
-    table = read(tmp_path / "t.csv", "text,label\n" + "".join(lines))
-    assert score_or_cross_validate_baseline(table, table, "validation").features == says
+def test_texts_whose_words_do_not_recur_are_read_by_characters(texts: list[str], recur: bool, tmp_path: Path) -> None:
+    """Words recur that are in both halves of the texts."""
+    assert has_recurring_words(texts) == recur
+    found = table(tmp_path, ((text, "ab"[i // 2 % 2]) for i, text in enumerate(texts)))
+    features = score_or_cross_validate_baseline(found, found, "validation").features
+    assert features == ("words and pairs" if recur else "character n-grams")
 
 
 def test_characters_learn_chinese(tmp_path: Path) -> None:
     rng = random.Random(0)
     words = {"好": ["天晴", "很美", "喜欢"], "坏": ["大雨", "难看", "讨厌"]}
-    lines = []
-    for _ in range(80):
-        label = rng.choice("好坏")
-        lines.append(f"{''.join(rng.choices('一二三四五六七八九十', k=6))}{rng.choice(words[label])},{label}\n")
-    table = read(tmp_path / "t.csv", "text,label\n" + "".join(lines))
-    found = score_or_cross_validate_baseline(table.select_rows(range(40)), table.select_rows(range(40, 80)), "test")
-    assert found.features == "character n-grams"
-    assert found.linear > 0.95
+    labels = rng.choices("好坏", k=80)
+    found = table(
+        tmp_path, (("".join([*rng.choices("一二三四五六七八九十", k=6), rng.choice(words[x])]), x) for x in labels)
+    )
+    scores = score_or_cross_validate_baseline(found.select_rows(range(40)), found.select_rows(range(40, 80)), "test")
+    assert scores.linear > 0.95
 
 
 def test_rows_that_teach_nothing_have_the_floor_of_the_majority(tmp_path: Path) -> None:
-    table = rows(tmp_path, 60, 0)
-    first = str(table.items[0].label)
-    alike = [i for i, item in enumerate(table.items) if item.label == first]
+    found = rows(tmp_path, 60, 0)
+    alike = [i for i, item in enumerate(found.items) if item.label == found.items[0].label]
     for train in (alike, alike[:1]):
-        found = score_or_cross_validate_baseline(table.select_rows(train), table, "validation")
-        assert found.linear == found.constant == len(alike) / 60
-    marks = read(tmp_path / "b.csv", "text,label\n!,a\n!,a\n!,b\n!,b\n!,b\n!,b\n")
-    found = score_or_cross_validate_baseline(marks, marks, "validation")
-    assert found.linear == found.constant == pytest.approx(2 / 3)
+        scores = score_or_cross_validate_baseline(found.select_rows(train), found, "validation")
+        assert scores.linear == scores.constant == len(alike) / 60
+    marks = table(tmp_path, zip("!!!!!!", "aabbbb", strict=True))
+    scores = score_or_cross_validate_baseline(marks, marks, "validation")
+    assert scores.linear == scores.constant == pytest.approx(2 / 3)
 
 
 def test_a_large_table_is_fitted_by_some_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no vectors are computed."""
     monkeypatch.setattr(baseline, "MAX_BASELINE_ROWS", 100)
+    monkeypatch.setattr(baseline, "MAX_EMBEDDED_ROWS", 50)
     train, test = rows(tmp_path, 250, 0), rows(tmp_path, 80, 1)
-    found = score_or_cross_validate_baseline(train, test, "test")
-    assert (found.fitted, found.rows) == (100, 250)
+    found = score_or_cross_validate_baseline(train, test, "test", lambda texts: pytest.fail("computed"))
+    assert (found.fitted, found.rows, found.probe) == (100, 250, None)
     assert found.describe().endswith("; fitted to 100 of 250 rows")
     assert found.linear > found.constant
-
-
-def test_rows_of_which_none_are_held_out_are_cross_validated(tmp_path: Path) -> None:
-    """Each is scored by a model of others, and a text that is in them twice tells of itself."""
-    train = rows(tmp_path, 200, 0, 0.7)
-    found = score_or_cross_validate_baseline(train, None, "training")
-    texts, labels = [item.texts[0] for item in train.items], [str(item.label) for item in train.items]
-    model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LogisticRegression(C=10))
-    folds = KFold(5, shuffle=True, random_state=0)
-    assert found.linear == pytest.approx(cross_val_score(model, texts, labels, cv=folds).mean(), abs=0.05)
-    assert found.constant == max(map(labels.count, "abc")) / 200 < found.linear < 0.9
-    assert found.part == "cross-validation"
-    assert found.describe().endswith("; by cross-validation, as no rows are held out")
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -151,31 +158,17 @@ def test_vectors_of_an_encoder_have_a_figure_of_their_own(held: bool, tmp_path: 
     assert f"vectors of the encoder {100 * found.probe - 1:.1f} %" in means
 
 
-def test_of_many_rows_no_vectors_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baseline, "MAX_EMBEDDED_ROWS", 50)
-    table = rows(tmp_path, 51, 0)
-    assert (
-        score_or_cross_validate_baseline(table, None, "training", lambda texts: pytest.fail("computed")).probe is None
-    )
-
-
-def test_words_recur_in_half_of_the_texts() -> None:
-    assert has_recurring_words(["a b", "b a", "a c", "c a b"])
-    assert not has_recurring_words(["ab", "bc", "cd", "de"])
-    assert not has_recurring_words(["?", "!"])
-
-
 def test_a_baseline_is_read_back_and_compared() -> None:
     figures = {"kind": "class", "part": "test", "metric": "accuracy", "constant": 0.223, "linear": 0.881}
     found = Baseline.model_validate({**figures, "features": "words and pairs", "fitted": 10, "rows": 10})
     assert Baseline(**dict(TaskBaselineScores.model_validate(found.model_dump()))) == found
+    remedies = ["--recipe linear", "more --epochs"]
     assert "below" not in found.format_comparison({"accuracy": 0.9}, 10_000)
-    assert "70.0 % is below it" in found.format_comparison({"accuracy": 0.7}, 1000)
-    assert "--recipe linear or more --epochs" in found.format_comparison(
-        {"accuracy": 0.7}, 1000, ["--recipe linear", "more --epochs"]
-    )
+    below = found.format_comparison({"accuracy": 0.7}, 1000, remedies)
+    assert "70.0 % is below it" in below
+    assert "--recipe linear or more --epochs" in below
     for accuracy in (0.7, 0.9):
-        few = found.format_comparison({"accuracy": accuracy}, 12, ["--recipe linear"])
+        few = found.format_comparison({"accuracy": accuracy}, 12, remedies)
         assert few.endswith("; 12 rows are too few to tell which is better")
     assert found.format_comparison({"bleu": 3.0}, 1000) == found.describe()
     other = found.model_copy(update={"constant": 0.225, "linear": 0.861})

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from lmtool.data.table import RowError, Table, open_table
-from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.cells import parse_messages
 from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_unlabelled_rows
@@ -18,6 +17,7 @@ from lmtool.tasks.schema import Columns, choose_columns
 from lmtool.tasks.text_to_text import TextToTextTask
 from lmtool.tokenization.chat import ChatFormat, Message
 from lmtool.tokenization.prompt_format import PromptFormat
+from tests.tasks.models import recipe_of
 from tests.tokenization.chat_templates import published
 from tests.tokenization.tool_templates import calling
 
@@ -25,15 +25,33 @@ TURNS = [("user", "Who?"), ("assistant", "Tom."), ("user", "Sure?"), ("assistant
 MESSAGES = [{"role": role, "content": text} for role, text in TURNS]
 SHARED = [{"from": {"user": "human", "assistant": "gpt"}[role], "value": text} for role, text in TURNS]
 EXPECTED = tuple(Message(role=role, content=text) for role, text in TURNS)
+ANSWER = {"role": "assistant", "content": "b"}
+CALLS = [{"type": "function", "function": {"name": "now", "arguments": "{}"}}]
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "Who?"},
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    {"role": "tool", "content": "noon"},
+    {"role": "assistant", "content": "Noon.", "tool_calls": None},
+]
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
 
 
-def table(folder: Path, *cells: Any, ending: str = ".jsonl", name: str = "messages") -> Table:
+def rows(folder: Path, *objects: dict[str, Any], ending: str = ".jsonl") -> Table:
     path = folder / f"a{ending}"
     if ending == ".parquet":
-        pq.write_table(pa.table({name: list(cells)}), path)
+        pq.write_table(pa.Table.from_pylist(list(objects)), path)
     else:
-        path.write_text("".join(json.dumps({name: cell, "id": i}) + "\n" for i, cell in enumerate(cells)))
+        path.write_text("".join(json.dumps(one) + "\n" for one in objects))
     return open_table(str(path))
+
+
+def table(folder: Path, *cells: Any) -> Table:
+    return rows(folder, *({"messages": cell, "id": i} for i, cell in enumerate(cells)))
+
+
+def calls(folder: Path, *pairs: tuple[Any, Any], ending: str = ".jsonl") -> Table:
+    """Conversations with their tools."""
+    return rows(folder, *({"tools": tools, "messages": messages} for messages, tools in pairs), ending=ending)
 
 
 def read(own: Table, **options: Any) -> tuple[LabelledRow, ...]:
@@ -43,7 +61,7 @@ def read(own: Table, **options: Any) -> tuple[LabelledRow, ...]:
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 @pytest.mark.parametrize(("name", "cell"), [("messages", MESSAGES), ("conversations", SHARED)])
 def test_lists_of_objects_are_conversations(tmp_path: Path, ending: str, name: str, cell: Any) -> None:
-    (found,) = read(table(tmp_path, cell, ending=ending, name=name))
+    (found,) = read(rows(tmp_path, {name: cell}, ending=ending))
     assert found.messages == EXPECTED
     assert (found.target, found.label, found.row) == ("Yes.", None, 1)
     assert found.texts == ("user: Who?\nassistant: Tom.\nuser: Sure?",)
@@ -55,6 +73,9 @@ def test_a_conversation_is_learnt_up_to_the_last_answer_and_asked_up_to_the_last
     asked = [item for _, item in stream_unlabelled_rows(own, choose_columns(own))]
     assert [item.messages for item in asked] == [EXPECTED[:3], EXPECTED[:3], EXPECTED[:1]]
     assert {item.target for item in asked} == {None}
+    nothing = table(tmp_path, [ANSWER])
+    with pytest.raises(RowError, match="no message to answer"):
+        list(stream_unlabelled_rows(nothing, choose_columns(nothing)))
 
 
 def test_other_keys_are_ignored_and_surrogates_are_replaced() -> None:
@@ -62,89 +83,75 @@ def test_other_keys_are_ignored_and_surrogates_are_replaced() -> None:
     assert parse_messages(cell) == (Message(role="user", content="a\ufffd"), Message(role="tool", content=""))
 
 
-ANSWER = {"role": "assistant", "content": "b"}
-FAULTS = [
-    ([], "empty messages", "the list of messages is empty"),
-    ("hello", "wrong type", "the cell is str, not a list"),
-    ({"role": "user"}, "wrong type", "the cell is dict, not a list"),
-    ([3], "wrong type", "message 1 is int, not an object"),
-    ([{"content": "a"}, ANSWER], "wrong role", "message 1 has no role"),
-    ([{"value": "a"}, ANSWER], "wrong role", "message 1 has no from"),
-    ([{"role": 3, "content": "a"}, ANSWER], "wrong role", "message 1 has int as its role"),
-    (
-        [ANSWER, {"role": "wizard\x1b[31m", "content": "a"}],
-        "wrong role",
-        r"message 2 has the unknown role 'wizard\x1b[31m'",
-    ),
-    ([{"role": "user"}, ANSWER], "wrong type", "message 1 has no content"),
-    ([{"role": "user", "content": 3}, ANSWER], "wrong type", "message 1 has int, not text, as its content"),
-    ([{"role": "user", "content": "a\0"}, ANSWER], "NUL byte", "message 1: a NUL byte"),
-    ([{"role": "user", "content": "a" * (1 << 20 | 1)}, ANSWER], "field too long", "message 1: the field has more"),
+def said(**keys: Any) -> list[dict[str, Any]]:
+    return [keys, ANSWER]
+
+
+FAULTS: list[tuple[Any, str, str]] = [
+    ([], "empty messages", "empty"),
+    ("hello", "wrong type", "str, not a list"),
+    ([3], "wrong type", "message 1 is int"),
+    (said(content="a"), "wrong role", "message 1 has no role"),
+    (said(value="a"), "wrong role", "message 1 has no from"),
+    (said(role=3, content="a"), "wrong role", "message 1 has int as its role"),
+    ([ANSWER, {"role": "wizard\x1b[31m", "content": "a"}], "wrong role", r"message 2 has the unknown role 'wizard\x1b"),
+    (said(role="user"), "wrong type", "message 1 has no content"),
+    (said(role="user", content=3), "wrong type", "message 1 has int, not text, as its content"),
+    (said(role="user", content="a\0"), "NUL byte", "message 1"),
+    (said(role="user", content="a" * (1 << 20 | 1)), "field too long", "message 1"),
     ([{"role": "user", "content": "a"}, ANSWER | {"content": " "}], "empty answer", "message 2, of the assistant"),
     ([{"role": "user", "content": "a"}], "no answer", "no message of the assistant"),
+]  # fmt: skip
+FAULTS_OF_CALLS: list[tuple[Any, Any, str, str]] = [
+    (CALLED, [{"name": "now"}], "tools", "tools[0].function: Field required"),
+    (CALLED, "no", "tools", "tools: "),
+    ([CALLED[0], CALLED[1] | {"tool_calls": [{"name": "now"}]}], [TOOL], "messages", "message 2: tool_calls[0]."),
+    ([CALLED[0] | {"tool_calls": CALLS}, *CALLED[1:]], [TOOL], "messages", "message 1: only the assistant"),
+    ([CALLED[0], {"role": "assistant", "content": None, "tool_calls": []}], [TOOL], "messages", "no content"),
 ]
 
 
-@pytest.mark.parametrize(("cell", "kind", "what"), FAULTS)
-def test_faults_name_row_and_column(tmp_path: Path, cell: Any, kind: str, what: str) -> None:
-    own = table(tmp_path, MESSAGES, cell)
+@pytest.mark.parametrize(
+    ("messages", "tools", "column", "kind", "what"),
+    [
+        *((cell, None, "messages", kind, what) for cell, kind, what in FAULTS),
+        *((messages, tools, column, None, what) for messages, tools, column, what in FAULTS_OF_CALLS),
+    ],
+)
+def test_faults_name_row_and_column(
+    tmp_path: Path, messages: Any, tools: Any, column: str, kind: str | None, what: str
+) -> None:
+    own = table(tmp_path, MESSAGES, messages) if kind else calls(tmp_path, (CALLED, [TOOL]), (messages, tools))
     with pytest.raises(RowError) as caught:
         read(own)
-    assert caught.value.kind == kind
+    assert kind is None or caught.value.kind == kind
     assert what in caught.value.what
-    assert caught.value.where == f"{tmp_path}/a.jsonl:2, row 2, column 'messages'"
-    assert len(caught.value.lines()) == 3
-    assert caught.value.exit_code == 3
+    assert caught.value.where == f"{tmp_path}/a.jsonl:2, row 2, column '{column}'"
     assert [item.row for item in read(own, skip_bad_rows=True)] == [1]
 
 
-def test_what_a_template_refuses_is_a_fault_of_its_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("messages", "tools", "what"),
+    [
+        ([MESSAGES[0], *MESSAGES[2:]], None, "must alternate"),
+        (CALLED, None, "takes no tools"),
+        (MESSAGES, [TOOL], "takes no tools"),
+    ],
+)
+def test_what_a_template_refuses_is_a_fault_of_its_row(tmp_path: Path, messages: Any, tools: Any, what: str) -> None:
     chat = ChatFormat.from_tokenizer_or_plain(published(tmp_path / "model", "gemma"))
-    own = table(tmp_path, MESSAGES, [MESSAGES[0], *MESSAGES[2:]])
-    with pytest.raises(RowError, match="must alternate") as caught:
+    own = calls(tmp_path, (MESSAGES, None), (messages, tools))
+    with pytest.raises(RowError, match=what) as caught:
         read(own, chat=chat)
-    assert caught.value.kind == "refused messages"
-    assert "row 2" in caught.value.where
+    assert (caught.value.kind, "a.jsonl:2, row 2" in caught.value.where) == ("refused messages", True)
     assert [item.row for item in read(own, chat=chat, skip_bad_rows=True)] == [1]
 
 
-def test_nothing_to_answer_is_a_fault(tmp_path: Path) -> None:
-    own = table(tmp_path, [ANSWER])
-    with pytest.raises(RowError, match="there is no message to answer"):
-        list(stream_unlabelled_rows(own, choose_columns(own)))
-
-
 def test_an_input_follows_its_instruction(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    rows = [{"instruction": "Sum", "input": "1 2", "output": "3"}, {"instruction": "Hi", "input": "", "output": "Ho"}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"instruction": "Hi", "output": "Hey"}]))
-    found = read(open_table(str(path)))
-    assert [(item.texts, item.target) for item in found] == [
-        (("Sum\n\n1 2",), "3"),
-        (("Hi",), "Ho"),
-        (("Hi",), "Hey"),
-    ]
-
-
-CALLS = [{"type": "function", "function": {"name": "now", "arguments": "{}"}}]
-CALLED = [
-    {"role": "user", "content": "Who?"},
-    {"role": "assistant", "content": None, "tool_calls": CALLS},
-    {"role": "tool", "content": "noon"},
-    {"role": "assistant", "content": "Noon.", "tool_calls": None},
-]
-TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
-
-
-def calls(folder: Path, *rows: tuple[Any, Any], ending: str = ".jsonl") -> Table:
-    """A table of conversations and tools."""
-    path = folder / f"calls{ending}"
-    found = [{"tools": tools, "messages": messages} for messages, tools in rows]
-    if ending == ".parquet":
-        pq.write_table(pa.Table.from_pylist(found), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in found))
-    return open_table(str(path))
+    filled = {"instruction": "Sum", "input": "1 2", "output": "3"}
+    empty = {"instruction": "Hi", "input": "", "output": "Ho"}
+    found = read(rows(tmp_path, filled, empty, {"instruction": "Hi", "output": "Hey"}))
+    assert [(item.texts[0], item.target) for item in found] == [("Sum\n\n1 2", "3"), ("Hi", "Ho"), ("Hi", "Hey")]
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
@@ -154,65 +161,26 @@ def test_calls_and_tools_beside_them_are_read(tmp_path: Path, ending: str) -> No
     assert (columns.messages, columns.tools) == ("messages", "tools")
     assert "tools 'tools'" in columns.describe()
     assert choose_columns(own, Data(messages_column="messages")).tools == "tools"
-    first, second, third = read_labelled_table(own, columns).items
+    first, second, third = read(own)
     assert [tool["function"]["name"] for tool in first.tools] == ["now"]
     assert second.tools == third.tools == ()
     (call,) = first.messages[1]["tool_calls"]
     assert (call.name, call.arguments, first.messages[1]["content"]) == ("now", {}, "")
     assert "tool_calls" not in first.messages[3]
     assert (first.target, second.target) == ("Noon.", "")
-
-
-def test_tools_may_be_json(tmp_path: Path) -> None:
-    own = calls(tmp_path, (CALLED, json.dumps([TOOL])))
-    (item,) = read_labelled_table(own, choose_columns(own)).items
-    assert item.tools == (TOOL,)
-
-
-@pytest.mark.parametrize(
-    ("messages", "tools", "column", "what"),
-    [
-        (CALLED, [{"name": "now"}], "tools", "tools[0].function: Field required"),
-        (CALLED, "no", "tools", "tools: "),
-        ([CALLED[0], CALLED[1] | {"tool_calls": [{"name": "now"}]}], [TOOL], "messages", "message 2: tool_calls[0]."),
-        ([CALLED[0] | {"tool_calls": CALLS}, *CALLED[1:]], [TOOL], "messages", "message 1: only the assistant"),
-        ([CALLED[0], {"role": "assistant", "content": None, "tool_calls": []}], [TOOL], "messages", "no content"),
-    ],
-)
-def test_faults_of_calls_name_row_and_column(tmp_path: Path, messages: Any, tools: Any, column: str, what: str) -> None:
-    own = calls(tmp_path, (CALLED, [TOOL]), (messages, tools))
-    with pytest.raises(RowError) as caught:
-        read_labelled_table(own, choose_columns(own))
-    assert what in caught.value.what
-    assert caught.value.where == f"{tmp_path}/calls.jsonl:2, row 2, column '{column}'"
-    assert len(caught.value.lines()) == 3
-
-
-def test_a_template_without_tools_is_a_fault_of_the_rows_that_have_some(tmp_path: Path) -> None:
-    chat = ChatFormat.from_tokenizer_or_plain(published(tmp_path / "model", "gemma"))
-    for row in ((CALLED, None), (MESSAGES, [TOOL])):
-        own = calls(tmp_path, (MESSAGES, None), row)
-        with pytest.raises(RowError, match="takes no tools") as caught:
-            read_labelled_table(own, choose_columns(own), chat=chat)
-        assert "calls.jsonl:2, row 2" in caught.value.where
-        assert len(read_labelled_table(own, choose_columns(own), chat=chat, skip_bad_rows=True)) == 1
+    (as_json,) = read(calls(tmp_path, (CALLED, json.dumps([TOOL]))))
+    assert as_json.tools == (TOOL,)
 
 
 def test_the_assistant_learns_its_calls(tmp_path: Path) -> None:
     chat = calling(tmp_path, "hermes")
-    model = {"kind": "transformer", "n_layers": 1, "d_model": 16, "n_heads": 2, "context": 512}
-    recipe = Recipe.model_validate(
-        {"model": model, "objective": {"kind": "seq2seq"}, "training": {"steps": 1, "batch_size": 1}}
-    )
-    prompt_format = replace(PromptFormat.from_recipe(recipe, chat._tokenizer), chat=chat)
-    task = TextToTextTask(recipe, prompt_format, "", Columns((), messages="messages", tools="tools"), ())
-    own = calls(tmp_path, (CALLED, [TOOL]), (CALLED[:2], [TOOL]))
-    last, call = task.encode(read_labelled_table(own, choose_columns(own), chat=chat).items)
+    tokenizer = chat._tokenizer
+    recipe = recipe_of({"context": 512}, {"kind": "seq2seq"})
+    prompt_format = replace(PromptFormat.from_recipe(recipe, tokenizer), chat=chat)
+    task: Any = TextToTextTask(recipe, prompt_format, "", Columns((), messages="messages", tools="tools"), ())
+    last, call = task.encode(read(calls(tmp_path, (CALLED, [TOOL]), (CALLED[:2], [TOOL])), chat=chat))
     written = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    assert last.target is not None
-    assert last.learned is not None
-    assert call.target is not None
     assert task.prompt_format.decode_generated(last.tokens[last.learned].tolist()) == call.answer == written
-    assert (last.answer, chat._tokenizer.decode(last.target.tolist())) == ("Noon.", "Noon.")
-    assert '"name": "now"' in chat._tokenizer.decode(call.tokens.tolist())  # the definition, in the system message
-    assert chat._tokenizer.token_name(int(call.target[-1])) == "<|im_end|>"
+    assert (last.answer, tokenizer.decode(last.target.tolist())) == ("Noon.", "Noon.")
+    assert '"name": "now"' in tokenizer.decode(call.tokens.tolist())  # the definition, in the system message
+    assert tokenizer.token_name(int(call.target[-1])) == "<|im_end|>"

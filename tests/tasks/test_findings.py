@@ -13,6 +13,7 @@ from lmtool.tasks.findings import _find_near_duplicates
 from lmtool.tasks.prepare import check_tables, open_training_tables
 from lmtool.tasks.reading import LabelledRow
 from tests.support.examples import examples
+from tests.support.training import write_table
 
 TEXTS = st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=14).map(" ".join), max_size=8)
 
@@ -27,8 +28,9 @@ def rows(texts: list[str]) -> list[LabelledRow]:
 
 
 @given(TEXTS, TEXTS, st.integers(1, 40))
-@settings(deadline=None, max_examples=examples(100, 300))
+@settings(deadline=None, max_examples=examples(60, 300))
 def test_near_rows_are_those_of_all_pairs(train: list[str], held: list[str], block: int) -> None:
+    held += [f"{text} {text[0]}" for text in train]  # some of which are near
     near = [
         number
         for number, text in enumerate(held, 1)
@@ -43,32 +45,24 @@ def test_near_rows_are_those_of_all_pairs(train: list[str], held: list[str], blo
         assert f"first: row {near[0]} is nearly" in found[0].text
 
 
-def write(path: Path, lines: list[str]) -> str:
-    path.write_text("\n".join(["text,label", *lines]) + "\n")
-    return str(path)
+LINES = [f"a row of number {number},{'abc'[number % 3]}" for number in range(20)]
+ALL = ["x y,a", "z,b", "w,c"]
 
 
-def kinds(train: str, test: str) -> dict[str, int]:
-    recipe = load("linear", [Setting("data.train", [train], ""), Setting("data.test", test, "")]).recipe
+@pytest.mark.parametrize(
+    ("more", "test", "found"),
+    [
+        ([*LINES[:3], LINES[0]], ALL, {"duplicate rows": 4}),
+        ([], ALL[:1], {"classes without rows": 2}),
+        ([f"{'word' + str(number):x<120},a" for number in range(4)], ALL, {}),
+        ([f"{'word' + str(number):x<120},a" for number in range(5)], ALL, {"texts cut at one length": 5}),
+    ],
+)
+def test_what_a_table_has_wrong_is_counted(
+    more: list[str], test: list[str], found: dict[str, int], tmp_path: Path
+) -> None:
+    train = str(write_table(tmp_path / "a.csv", [*LINES, f"{'word':y<119},b", *more]))
+    measured = str(write_table(tmp_path / "b.csv", test))
+    recipe = load("linear", [Setting("data.train", [train], ""), Setting("data.test", measured, "")]).recipe
     _, notices = check_tables(recipe, open_training_tables(recipe.data, None), None, None)
-    return {notice.kind: notice.count for notice in notices}
-
-
-def test_rows_that_occur_again_are_counted(tmp_path: Path) -> None:
-    lines = [f"a row of number {number},{'ab'[number % 2]}" for number in range(20)]
-    train = write(tmp_path / "a.csv", [*lines, *lines[:3], lines[0]])
-    assert kinds(train, write(tmp_path / "b.csv", ["x y,a", "z,b"])) == {"duplicate rows": 4}
-
-
-def test_classes_without_test_rows_are_counted(tmp_path: Path) -> None:
-    train = write(tmp_path / "a.csv", [f"a row of number {number},{'abc'[number % 3]}" for number in range(30)])
-    found = kinds(train, write(tmp_path / "b.csv", ["x y,a", "z,a"]))
-    assert found == {"classes without rows": 2}
-
-
-@pytest.mark.parametrize(("n_cut", "expected"), [(4, {}), (5, {"texts cut at one length": 5})])
-def test_texts_of_one_length_are_cut(tmp_path: Path, n_cut: int, expected: dict[str, int]) -> None:
-    lines = [f"a row of number {number},{'ab'[number % 2]}" for number in range(20)]
-    lines += [f"{'word' + str(number):x<120},a" for number in range(n_cut)]
-    lines += [f"{'word':y<119},b"]
-    assert kinds(write(tmp_path / "a.csv", lines), write(tmp_path / "b.csv", ["x y,a", "z,b"])) == expected
+    assert {notice.kind: notice.count for notice in notices} == found

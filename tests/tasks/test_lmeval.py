@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,69 +11,58 @@ import yaml
 
 pytest.importorskip("lm_eval")
 from lmtool.compute.device import CPU
-from lmtool.errors import DataError, LmtoolError, NumericalError, UsageError
+from lmtool.errors import Code, DataError
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
 from lmtool.interop.export.exporting import export
 from lmtool.runs.load import LoadedModel, load_run
-from lmtool.tasks.benchmarks import (
-    FEWSHOT_SEED,
-    Tasks,
-    bundled_task_names,
-    evaluate_lm_eval_tasks,
-    import_and_silence_lm_eval,
-    iterate_row_names_and_answered_prompts,
-    load_lm_eval_tasks,
-)
+from lmtool.tasks import benchmarks
 from lmtool.tasks.comparison import compare_row_scores, extract_row_scores_by_task
 from tests.interop.runs import made, recipe_of, tokenizer_of
+from tests.support.errors import refuses
 from tests.support.exporting import CASES, CAUSAL, LLAMA
-from tests.support.scoring import plain
 from tests.support.training import Work
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of lm-eval, and of what it imports
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"text": f"a {who} {did} on the {place}", "word": did, "right": n % 3}
     for n, (who, did, place) in enumerate(
         (who, did, place) for who in ("cat", "dog") for did in ("sat", "ran") for place in ("mat", "home", "naïve mat")
     )
 ]
-CHOICE = {
-    "output_type": "multiple_choice",
-    "doc_to_text": "{{ text }} and",
-    "doc_to_choice": ["home", "away", "the mat and the dog"],
-    "doc_to_target": "right",
-    "metric_list": [{"metric": name} for name in ("acc", "acc_norm", "acc_bytes", "acc_mutual_info")],
-}
-SHOTS = {**CHOICE, "fewshot_split": "test", "num_fewshot": 2, "metric_list": [{"metric": "acc"}]}
-SCHEMA = {
-    **CHOICE,
-    "doc_to_text": "{{ right }}",
-    "doc_to_choice": "{{ ['a cat', 'a dog ran and', 'the dog'] }}",
-    "doc_to_target": "word",
-    "metric_list": [{"metric": "acc"}],
-}
-WORD = {
-    "output_type": "loglikelihood",
-    "doc_to_text": "{{ text.rpartition(' ')[0] }}",
-    "doc_to_target": " {{ text.rpartition(' ')[2] }}",
-    "metric_list": [{"metric": "acc"}, {"metric": "perplexity"}],
-}
-TEXT = {
-    "output_type": "loglikelihood_rolling",
-    "doc_to_text": "",
-    "doc_to_target": "{{ (text + ' and ') * 9 }}",
-    "metric_list": [{"metric": "bits_per_byte"}, {"metric": "word_perplexity"}],
-}
-WRITTEN = {
-    "output_type": "generate_until",
-    "doc_to_text": "{{ text }}",
-    "doc_to_target": "word",
-    "generation_kwargs": {"until": [" the"], "max_gen_toks": 6, "do_sample": False},
-    "metric_list": [{"metric": "exact_match"}],
-}
-TASKS = {"choice": CHOICE, "shots": SHOTS, "schema": SCHEMA, "word": WORD, "text": TEXT, "written": WRITTEN}
+TASKS: dict[str, dict[str, Any]] = yaml.safe_load("""
+choice: &choice
+  output_type: multiple_choice
+  doc_to_text: "{{ text }} and"
+  doc_to_choice: [home, away, the mat and the dog]
+  doc_to_target: right
+  metric_list: [{metric: acc}, {metric: acc_norm}, {metric: acc_bytes}, {metric: acc_mutual_info}]
+shots: {<<: *choice, fewshot_split: test, num_fewshot: 2, metric_list: [{metric: acc}]}
+schema:
+  <<: *choice
+  doc_to_text: "{{ right }}"
+  doc_to_choice: "{{ ['a cat', 'a dog ran and', 'the dog'] }}"
+  doc_to_target: word
+  metric_list: [{metric: acc}]
+word:
+  output_type: loglikelihood
+  doc_to_text: "{{ text.rpartition(' ')[0] }}"
+  doc_to_target: " {{ text.rpartition(' ')[2] }}"
+  metric_list: [{metric: acc}, {metric: perplexity}]
+text:
+  output_type: loglikelihood_rolling
+  doc_to_text: ""
+  doc_to_target: "{{ (text + ' and ') * 9 }}"
+  metric_list: [{metric: bits_per_byte}, {metric: word_perplexity}]
+written:
+  output_type: generate_until
+  doc_to_text: "{{ text }}"
+  doc_to_target: word
+  generation_kwargs: {until: [" the"], max_gen_toks: 6, do_sample: false}
+  metric_list: [{metric: exact_match}]
+""")
+CHOICE, WRITTEN = TASKS["choice"], TASKS["written"]
 
 
 def write(folder: Path, **tasks: dict[str, Any]) -> str:
@@ -87,7 +77,7 @@ def write(folder: Path, **tasks: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def _library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    import_and_silence_lm_eval()
+    benchmarks.import_and_silence_lm_eval()
     import datasets
 
     with pytest.MonkeyPatch.context() as patch:
@@ -113,86 +103,57 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
     return {name: load_run(str(work.run(name)), CPU) for name in kinds}
 
 
-def opened(folder: str, *names: str) -> Tasks:
-    return load_lm_eval_tasks([str(Path(folder) / f"{name}.yaml") for name in names])
+def opened(folder: str, *names: str) -> benchmarks.Tasks:
+    return benchmarks.load_lm_eval_tasks([str(Path(folder) / f"{name}.yaml") for name in names])
 
 
-@pytest.mark.parametrize("kind", ["decoder", "recurrent", "encoder"])
-def test_log_probabilities_are_those_of_the_logits(kind: str, runs: dict[str, LoadedModel], folder: str) -> None:
-    loaded = runs[kind]
-    found = evaluate_lm_eval_tasks(loaded, opened(folder, "choice", "schema", "word"), max_rows_per_task=4)
-    n = 0
-    for rows in found.samples.values():
-        for row in rows:
-            for (context, continuation), ((log_p, is_greedy),) in zip(row["arguments"], row["resps"], strict=True):
-                if context:
-                    whole = loaded.tokenizer.encode(context + continuation)
-                    n_scored = len(whole) - len(loaded.tokenizer.encode(context))
-                    wanted, greedy = plain(loaded, context, continuation.strip(), n_scored)
-                    assert (log_p, is_greedy) == (pytest.approx(sum(wanted), rel=1e-4), greedy)
-                    n += 1
-    assert n == 4 * (3 + 3 + 1)
-
-
-def test_a_choice_is_right_by_its_log_probability(runs: dict[str, LoadedModel], folder: str) -> None:
-    found = evaluate_lm_eval_tasks(runs["decoder"], opened(folder, "choice"))
-    right, mutual = [], []
-    for row in found.samples["choice"]:
-        scores = [log_p for ((log_p, _),) in row["resps"]]
-        right.append(float(scores.index(max(scores[:3])) == row["target"]))
-        gains = [one - alone for one, alone in zip(scores[:3], scores[3:], strict=True)]
-        mutual.append(float(gains.index(max(gains)) == row["target"]))
-    metrics = found.tasks["choice"]
-    assert (metrics["acc"].values, metrics["acc_mutual_info"].values) == (right, mutual)
-    assert metrics["acc"].value == pytest.approx(sum(right) / 12)
-    low, high = metrics["acc"].interval or (1, 0)
-    assert 0 <= low < metrics["acc"].value < high <= 1
+def test_the_mean_over_rows_is_measured(runs: dict[str, LoadedModel], folder: str) -> None:
+    found = benchmarks.evaluate_lm_eval_tasks(runs["decoder"], opened(folder, "choice"))
+    for name in ("acc", "acc_mutual_info"):
+        metric, values = found.tasks["choice"][name], [row[name] for row in found.samples["choice"]]
+        assert metric.values == values
+        assert metric.value == pytest.approx(sum(values) / 12)
+        low, high = metric.interval or (1, 0)
+        assert 0 <= low <= metric.value <= high <= 1
     assert (found.rows, found.shots, found.n_truncated) == ({"choice": 12}, {"choice": 0}, 0)
 
 
 def test_rows_and_examples_can_be_fewer(runs: dict[str, LoadedModel], folder: str) -> None:
-    tasks = load_lm_eval_tasks([f"{folder}/shots.yaml"], n_shots=1)
-    found = evaluate_lm_eval_tasks(runs["decoder"], tasks, max_rows_per_task=3)
+    tasks = benchmarks.load_lm_eval_tasks([f"{folder}/shots.yaml"], n_shots=1)
+    found = benchmarks.evaluate_lm_eval_tasks(runs["decoder"], tasks, max_rows_per_task=3)
     assert (found.rows, found.shots) == ({"shots": 3}, {"shots": 1})
     assert all(row["arguments"][0][0].count(" and") == 2 for row in found.samples["shots"])
 
 
 def test_a_group_has_the_mean_of_its_tasks(runs: dict[str, LoadedModel], tmp_path: Path) -> None:
     """Also where its tasks stand beside it in a folder."""
-    folder = write(tmp_path / "group", choice=CHOICE, word=WORD)
+    folder = write(tmp_path / "group", choice=CHOICE, word=TASKS["word"])
     group = {"group": "both", "task": ["choice", "word"], "aggregate_metric_list": [{"metric": "acc"}]}
     (tmp_path / "group" / "both.yaml").write_text(yaml.safe_dump(group))
-    found = evaluate_lm_eval_tasks(runs["decoder"], load_lm_eval_tasks([folder]))
+    found = benchmarks.evaluate_lm_eval_tasks(runs["decoder"], benchmarks.load_lm_eval_tasks([folder]))
     values = [one["acc"].value for one in found.tasks.values()]
     assert len(values) == 2
     assert found.groups == {"both": {"acc": pytest.approx(sum(values) / 2)}}
-    lines = found.lines()
-    assert lines[-1].split()[:2] == ["both", "acc"]
-    starts = {line.index(word) for line, word in zip(lines, ("metric", "acc", "acc", "acc"), strict=False)}
-    ends = {line.index(word) + len(word) for line, word in zip(lines, ("value", f"{values[0]:.4f}"), strict=False)}
-    assert (len(starts), len(ends)) == (1, 1), lines
+    assert found.lines()[-1].split()[:2] == ["both", "acc"]
 
 
-def test_generated_answers_end_where_the_task_says(runs: dict[str, LoadedModel], folder: str) -> None:
-    found = evaluate_lm_eval_tasks(runs["decoder"], opened(folder, "written"))
-    generator, params = TextGenerator(runs["decoder"]), SamplingParams("greedy", max_new_tokens=6)
-    wanted = generator.complete([row["text"] for row in ROWS], params, stop=(" the",))
-    assert [row["resps"] for row in found.samples["written"]] == [[[text]] for text in wanted]
-
-
-def test_filters_of_a_task_are_off_at_the_values_of_transformers(runs: dict[str, LoadedModel], tmp_path: Path) -> None:
-    off = {"until": [" the"], "max_gen_toks": 6, "do_sample": True, "temperature": 1.0, "top_p": 1.0}
-    off |= {"top_k": 0, "min_p": 0}
-    sampled = write(tmp_path / "sampled", sampled=WRITTEN | {"generation_kwargs": off})
-    found = evaluate_lm_eval_tasks(runs["decoder"], load_lm_eval_tasks([sampled]))
-    params = SamplingParams("sample", temperature=1.0, max_new_tokens=6)
+@pytest.mark.parametrize("samples", [False, True])
+def test_generated_answers_end_where_the_task_says(runs: dict[str, LoadedModel], samples: bool, tmp_path: Path) -> None:
+    """Filters of sampling are off at the values of Transformers."""
+    off = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0} if samples else {}
+    folder = write(tmp_path / "t", t=WRITTEN | {"generation_kwargs": WRITTEN["generation_kwargs"] | off})
+    found = benchmarks.evaluate_lm_eval_tasks(runs["decoder"], benchmarks.load_lm_eval_tasks([folder]))
+    params = SamplingParams("sample", temperature=1.0) if samples else SamplingParams("greedy")
+    params = replace(params, max_new_tokens=6)
     wanted = TextGenerator(runs["decoder"]).complete([row["text"] for row in ROWS], params, stop=(" the",))
-    assert [row["resps"] for row in found.samples["sampled"]] == [[[text]] for text in wanted]
+    assert [row["resps"] for row in found.samples["t"]] == [[[text]] for text in wanted]
 
 
 def test_what_does_not_fit_the_context_is_counted(runs: dict[str, LoadedModel], tmp_path: Path) -> None:
     long = write(tmp_path / "long", choice=CHOICE | {"description": "a cat ran home and " * 20})
-    found = evaluate_lm_eval_tasks(runs["decoder"], load_lm_eval_tasks([long]), max_rows_per_task=2)
+    found = benchmarks.evaluate_lm_eval_tasks(
+        runs["decoder"], benchmarks.load_lm_eval_tasks([long]), max_rows_per_task=2
+    )
     assert found.n_truncated == 6, "not the choices without their question"
     assert found.truncation_notices()
 
@@ -228,9 +189,9 @@ def test_rows_are_those_of_the_model_in_transformers(
     from lm_eval.evaluator import evaluate
 
     loaded, peer = exported[kind]
-    own = evaluate_lm_eval_tasks(loaded, opened(folder, name)).samples[name]
+    own = benchmarks.evaluate_lm_eval_tasks(loaded, opened(folder, name)).samples[name]
     tasks = opened(folder, name)
-    tasks["tasks"][name].set_fewshot_seed(FEWSHOT_SEED)
+    tasks["tasks"][name].set_fewshot_seed(benchmarks.FEWSHOT_SEED)
     other = evaluate(peer, dict(tasks), bootstrap_iters=0)["samples"][name]
     assert len(own) == len(other) == len(ROWS)
     for row, one in zip(own, sorted(other, key=lambda row: row["doc_id"]), strict=True):
@@ -247,44 +208,45 @@ def test_rows_are_those_of_the_model_in_transformers(
 
 def test_shipped_tasks_are_opened_wherever_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert bundled_task_names() == ["bigbench", "bundled"]
-    tasks = load_lm_eval_tasks(["bundled"])
-    texts = dict(iterate_row_names_and_answered_prompts(tasks, max_rows_per_task=3))
+    assert benchmarks.bundled_task_names() == ["bigbench", "bundled"]
+    tasks = benchmarks.load_lm_eval_tasks(["bundled"])
+    texts = dict(benchmarks.iterate_row_names_and_answered_prompts(tasks, max_rows_per_task=3))
     assert list(tasks["tasks"]) == ["endings", "entailment", "kinship", "names", "reviews", "texts"]
     assert len(texts) == 18
     assert texts["entailment, row 1"].split()[-1] in ("True", "Neither", "False")
     with pytest.raises(DataError, match="bigbench_cs_algorithms") as refused:
-        load_lm_eval_tasks(["bigbench"])
+        benchmarks.load_lm_eval_tasks(["bigbench"])
     assert "lmtool data get bigbench" in refused.value.fix
 
 
+REFUSED: dict[str, tuple[Code, dict[str, Any]]] = {
+    "unread": ("usage", {"doc_to_text": "{{ text"}),
+    "none": ("usage", {"doc_to_text": "{{ nil }}"}),
+    "lost": ("data", {"dataset_kwargs": {"data_files": {"test": "no.jsonl"}}}),
+    "later": ("usage", {"doc_to_choice": "{{ [text] * (4 - text.count('naïve') * 9 / right) }}"}),
+    "wrong": ("data", {"doc_to_target": "word"}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_task_that_cannot_be_used_is_refused(name: str, tmp_path: Path) -> None:
+    code, changes = REFUSED[name]
+    folder = write(tmp_path / "t", t=CHOICE | changes)
+    with refuses(code):
+        list(benchmarks.iterate_row_names_and_answered_prompts(benchmarks.load_lm_eval_tasks([folder])))
+
+
 def test_what_is_no_task_is_refused(tmp_path: Path, runs: dict[str, LoadedModel]) -> None:
-    write(tmp_path, one=CHOICE, same=CHOICE | {"task": "one"}, wrong=CHOICE | {"doc_to_target": "word"})
-    write(tmp_path, unread=CHOICE | {"doc_to_text": "{{ text", "task": "u"}, none=CHOICE | {"doc_to_text": "{{ nil }}"})
-    write(tmp_path, lost=CHOICE | {"dataset_kwargs": {"data_files": {"test": "no.jsonl"}}})
+    write(tmp_path, one=CHOICE, same=CHOICE | {"task": "one"})
     (tmp_path / "list.yaml").write_text("[1]")
     (tmp_path / "empty").mkdir()
-    refused: dict[tuple[str, ...], type[LmtoolError]] = {
-        ("one.yaml", "same.yaml"): UsageError,
-        ("unread.yaml",): UsageError,
-        ("none.yaml",): UsageError,
-        ("list.yaml",): UsageError,
-        ("empty",): UsageError,
-        ("lost.yaml",): DataError,
-        ("missing.yaml",): UsageError,
-    }
-    for names, kind in refused.items():
-        with pytest.raises(kind):
-            load_lm_eval_tasks([str(tmp_path / name) for name in names])
-    with pytest.raises(UsageError):
-        load_lm_eval_tasks(["", "one.yaml"])
-    write(tmp_path, later=CHOICE | {"doc_to_choice": "{{ [text] * (4 - text.count('naïve') * 9 / right) }}"})
-    with pytest.raises(UsageError):
-        list(iterate_row_names_and_answered_prompts(load_lm_eval_tasks([str(tmp_path / "later.yaml")])))
-    with pytest.raises(DataError, match="the answer 'sat' is none of 'home'"):
-        list(iterate_row_names_and_answered_prompts(load_lm_eval_tasks([str(tmp_path / "wrong.yaml")])))
-    with pytest.raises(UsageError, match="generate_until"):
-        load_lm_eval_tasks([write(tmp_path / "written", written=WRITTEN)], [runs["encoder"]])
+    for names in (["one.yaml", "same.yaml"], ["list.yaml"], ["empty"], ["missing.yaml"]):
+        with refuses("usage"):
+            benchmarks.load_lm_eval_tasks([str(tmp_path / name) for name in names])
+    with refuses("usage"):
+        benchmarks.load_lm_eval_tasks(["", str(tmp_path / "one.yaml")])
+    with refuses("usage"):
+        benchmarks.load_lm_eval_tasks([write(tmp_path / "written", written=WRITTEN)], [runs["encoder"]])
 
 
 def test_useless_weights_are_told(runs: dict[str, LoadedModel], folder: str) -> None:
@@ -295,15 +257,15 @@ def test_useless_weights_are_told(runs: dict[str, LoadedModel], folder: str) -> 
     try:
         with torch.no_grad():
             next(loaded.model.parameters()).fill_(float("nan"))
-        with pytest.raises(NumericalError):
-            evaluate_lm_eval_tasks(loaded, opened(folder, "word"), max_rows_per_task=1)
+        with refuses("numerical"):
+            benchmarks.evaluate_lm_eval_tasks(loaded, opened(folder, "word"), max_rows_per_task=1)
     finally:
         loaded.model.load_state_dict(before)
 
 
 def test_two_models_are_compared_row_by_row(runs: dict[str, LoadedModel], folder: str) -> None:
     tasks = opened(folder, "choice", "shots", "text", "written")
-    found = {name: evaluate_lm_eval_tasks(runs[name], tasks) for name in ("decoder", "recurrent")}
+    found = {name: benchmarks.evaluate_lm_eval_tasks(runs[name], tasks) for name in ("decoder", "recurrent")}
     prompts = [[row["arguments"] for row in one.samples["shots"]] for one in found.values()]
     assert prompts[0] == prompts[1], "with the same examples"
     scored = [extract_row_scores_by_task(name, one) for name, one in found.items()]

@@ -1,73 +1,59 @@
 """Linear classifiers initialized as naive Bayes, from a table to predictions."""
 
+from functools import partial
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor
 
-from lmtool.errors import UsageError
 from lmtool.generation import generate as generating
 from lmtool.runs.load import load_run
-from tests.support.training import Stop, Work, after, warnings_in
+from tests.support.errors import refuses
+from tests.support.training import Work, assert_resumes_bit_for_bit, warnings_in, write_table
 
 TEXTS = ("a fine day", "a bad day", "fine, fine tea", "bad tea", "a day with tea", "no tea")
+TWO = ("good", "bad", "good", "bad", "good", "bad")
 
 
 def table(work: Work, labels: tuple[object, ...]) -> Path:
-    path = work.folder / "table.csv"
     rows = [f'"{text} {i}",{label}' for i in range(8) for text, label in zip(TEXTS, labels, strict=True)]
-    path.write_text("\n".join(["text,label", *rows]) + "\n")
-    return path
+    return write_table(work.folder / "table.csv", rows)
 
 
-def finetune(work: Work, name: str, labels: tuple[object, ...], steps: int, stop: Stop = lambda: False) -> None:
+def learner(work: Work, labels: tuple[object, ...], steps: int) -> partial[list[object]]:
     settings = [f"training.steps={steps}", "training.epochs=null", "training.batch_size=4", "model.buckets=500"]
-    work.learn_table("naive-bayes", table(work, labels), *settings, name=name, stop=stop)
+    keeps = ["checkpoint.every=3", "checkpoint.keep_optimizer=true"]
+    return partial(work.learn_table, "naive-bayes", table(work, labels), *settings, *keeps)
 
 
-def weights(work: Work, name: str) -> dict[str, Tensor]:
-    return load_run(str(work.run(name))).model.state_dict()
+def ratios(work: Work, name: str = "run") -> Tensor:
+    found: Tensor = load_run(str(work.run(name))).model.state_dict()["head.ratios_CF"]
+    return found
 
 
 def test_ratios_are_kept_with_the_weights(work: Work) -> None:
-    finetune(work, "run", ("good", "bad", "good", "bad", "neither", "neither"), 3)
-    found = weights(work, "run")["head.ratios_CF"]
-    assert found.shape[0] == 3
-    assert bool((found != 0).any(1).all())
+    learner(work, ("good", "bad", "good", "bad", "neither", "neither"), 3)()
+    assert ratios(work).shape[0] == 3
+    assert bool((ratios(work) != 0).any(1).all())
 
 
 def test_a_resumed_run_goes_on_from_the_same_ratios(work: Work) -> None:
-    labels = ("good", "bad", "good", "bad", "good", "bad")
-    finetune(work, "whole", labels, 6)
-    finetune(work, "parts", labels, 6, after(3))
-    work.resume(name="parts")
-    resumed = weights(work, "parts")
-    assert all(torch.equal(weight, resumed[name]) for name, weight in weights(work, "whole").items())
+    assert_resumes_bit_for_bit(work, learner(work, TWO, 6), 3, steps=6)
 
 
-def test_numbers_are_refused(work: Work) -> None:
-    with pytest.raises(UsageError, match="labels, not numbers"):
-        finetune(work, "run", (1.5, 2.25, 3.5, 4.0, 5.0, 6.0), 2)
-
-
-def test_a_run_can_be_trained_on(work: Work) -> None:
+def test_a_run_can_be_trained_on_and_writes_no_text(work: Work) -> None:
     """Its body has no weights; its head is reused, as the labels are the same."""
-    labels = ("good", "bad", "good", "bad", "good", "bad")
-    finetune(work, "run", labels, 3)
-    path = table(work, labels)
-    events = work.finetune(source=work.run("run"), table=path, name="on")
+    learner(work, TWO, 3)()
+    events = work.finetune(source=work.run(), table=table(work, TWO), name="on")
     assert "the head is reused, since the labels are the same" in warnings_in(events)
-    assert torch.equal(weights(work, "on")["head.ratios_CF"], weights(work, "run")["head.ratios_CF"])
+    assert torch.equal(ratios(work, "on"), ratios(work))
+    with refuses("usage"):
+        list(generating.TextGenerator.open(str(work.run())).generate("a fine"))
 
 
-def test_what_counts_learns_no_labels(work: Work) -> None:
+def test_numbers_are_refused_and_what_counts_learns_no_labels(work: Work) -> None:
+    with refuses("usage"):
+        learner(work, (1.5, 2.25, 3.5, 4.0, 5.0, 6.0), 2)()
     work.pretrain("model={kind: ngram, order: 3, context: 16}", name="counts")
-    with pytest.raises(UsageError, match="ngram does not learn labels"):
+    with refuses("usage"):
         work.finetune(source=work.run("counts"))
-
-
-def test_what_averages_words_writes_no_text(work: Work) -> None:
-    finetune(work, "run", ("good", "bad", "good", "bad", "good", "bad"), 2)
-    with pytest.raises(UsageError, match="an averaging model does not generate text"):
-        list(generating.TextGenerator.open(str(work.run("run"))).generate("a fine"))

@@ -9,43 +9,30 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.compute.device import configure_compute
 from lmtool.data.table import open_table
-from lmtool.errors import UsageError
 from lmtool.model.heads import HeadOutput
-from lmtool.objective import build_objective
-from lmtool.recipe.spec.recipe import Recipe
-from lmtool.runs.load import build_model
 from lmtool.tasks.cells import AnswerSpan
-from lmtool.tasks.questions import ContextWindow, ExtractedAnswer, SpanTask
+from lmtool.tasks.questions import ContextWindow, ExtractedAnswer
 from lmtool.tasks.reading import LabelledRow, read_labelled_table
-from lmtool.tasks.schema import choose_columns
+from lmtool.tasks.schema import Columns, choose_columns
 from lmtool.tasks.split import apply_split, hold_out_stratified
 from lmtool.tasks.task import ModelWithObjective
-from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
+from tests.support.errors import refuses
 from tests.tasks.labelled import KINDS
+from tests.tasks.models import model_of, recipe_of, task_of
 
 CONTEXT = "On Monday Otto gave the brass key to naïve Ida's hen, because it rained. Ida sold it."
 TOKENIZERS = {kind: Tokenizer.train(spec, [CONTEXT + " Who?"]) for kind, spec in KINDS.items()}
+WORD = TOKENIZERS["word"]
+TOKENS = np.array(WORD.encode_with_offsets(CONTEXT)[1])
 
 
-def setting(
-    kind: str = "word", context: int = 128, shape: str = "encoder", **spec: Any
-) -> tuple[SpanTask, ModelWithObjective]:
-    recipe = Recipe.model_validate(
-        {
-            "model": {
-                "kind": "transformer", "shape": shape, "n_layers": 1, "d_model": 8, "n_heads": 2, "context": context
-            },
-            "objective": {"kind": "question-answering"} | spec,
-            "training": {"steps": 1, "batch_size": 1, "device": "cpu"},
-        }
-    )  # fmt: skip
-    tokenizer, compute = TOKENIZERS[kind], configure_compute("cpu", "float32")
-    lm = build_model(recipe, tokenizer, compute)
-    task = SpanTask(PromptFormat.from_recipe(recipe, tokenizer), recipe.objective)  # type: ignore[arg-type]
-    return task, ModelWithObjective(lm, build_objective(recipe, tokenizer), compute)
+def setting(kind: str = "word", context: int = 128, shape: str = "encoder", **spec: Any) -> Any:
+    """A task, and a model for it."""
+    recipe = recipe_of({"shape": shape, "context": context}, {"kind": "question-answering"} | spec)
+    columns = Columns(("question", "context"), "answers", kind="questions")
+    return task_of(recipe, TOKENIZERS[kind], columns), model_of(recipe, TOKENIZERS[kind])
 
 
 def question(answer: str | None = "the brass key", row: int = 1, context: str = CONTEXT) -> LabelledRow:
@@ -53,8 +40,9 @@ def question(answer: str | None = "the brass key", row: int = 1, context: str = 
     return LabelledRow(("Who?", context), None, None, row, answers=spans)
 
 
-def windows(task: SpanTask, *items: LabelledRow) -> list[ContextWindow]:
-    return task.encode(items)  # type: ignore[return-value]
+def labels(row: ContextWindow) -> list[int]:
+    assert row.label is not None
+    return [int(place) for place in row.label]
 
 
 @pytest.mark.parametrize("shape", ["encoder", "decoder"])
@@ -62,91 +50,72 @@ def windows(task: SpanTask, *items: LabelledRow) -> list[ContextWindow]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tokens_of_an_answer_are_its_characters(kind: str, answer: str, shape: str) -> None:
     task, _ = setting(kind, shape=shape)
-    (row,) = windows(task, question(answer))
-    assert row.label is not None
-    first, last = (int(place) - row.first for place in row.label)
+    (row,) = task.encode([question(answer)])
+    first, last = (place - row.first for place in labels(row))
     found = CONTEXT[row.characters_N2[first, 0] : row.characters_N2[last, 1]].strip()
     # a tokenizer of words has no token for a part of one
     assert found == answer or (kind == "word" and found.startswith(answer))
 
 
-def test_a_question_without_an_answer_is_the_null_span() -> None:
-    for shape in ("encoder", "decoder"):
-        task, _ = setting(shape=shape)
-        (row,) = windows(task, question(None))
-        assert row.label is not None
-        assert row.label.tolist() == [row.null, row.null]
-        assert row.null == (0 if shape == "encoder" else len(row.tokens) - 1)
-        assert int(row.tokens[row.null]) == TOKENIZERS["word"].cls_id
+@pytest.mark.parametrize("shape", ["encoder", "decoder"])
+def test_a_question_without_an_answer_is_the_null_span(shape: str) -> None:
+    task, _ = setting(shape=shape)
+    (row,) = task.encode([question(None)])
+    assert labels(row) == [row.null, row.null]
+    assert row.null == (0 if shape == "encoder" else len(row.tokens) - 1)
+    assert int(row.tokens[row.null]) == WORD.cls_id
 
 
 @pytest.mark.parametrize("stride", [None, 1, 3, 99])
 def test_windows_cover_the_context_and_overlap(stride: int | None) -> None:
     task, _ = setting(context=14, stride=stride)
-    ids = TOKENIZERS["word"].encode(CONTEXT)
-    rows = windows(task, question("brass"), question("sold", row=2, context="Ida sold it"))
-    own = [row for row in rows if row.number == 1]
+    ids, room = WORD.encode(CONTEXT), 14 - 3 - 2
+    rows = task.encode([question("brass"), question("sold", row=2, context="Ida sold it")])
+    answer = next(i for i, (a, b) in enumerate(TOKENS.tolist()) if CONTEXT[a:b] == "brass")
     seen: set[int] = set()
     places = []
-    for row in own:
+    for row in (row for row in rows if row.number == 1):
         inside = [int(np.flatnonzero(TOKENS[:, 0] == start).item()) for start, _ in row.characters_N2]
         assert row.tokens[row.first : row.first + len(inside)].tolist() == [ids[i] for i in inside]
         assert inside == list(range(inside[0], inside[-1] + 1))
         assert len(row.tokens) <= 14
         seen |= set(inside)
         places.append(inside[0])
-        answer = next(i for i, (a, b) in enumerate(TOKENS.tolist()) if CONTEXT[a:b] == "brass")
         wanted = row.first + answer - inside[0] if answer in inside else row.null
-        assert row.label is not None
-        assert row.label.tolist() == [wanted, wanted]
+        assert labels(row) == [wanted, wanted]
     assert seen == set(range(len(ids)))
-    room = 14 - 3 - 2
-    step = min(room, stride or room // 2)
-    assert {b - a for a, b in pairwise(places)} == {step}
+    assert {b - a for a, b in pairwise(places)} == {min(room, stride or room // 2)}
     assert len([row for row in rows if row.number == 2]) == 1
 
 
-TOKENS = np.array(TOKENIZERS["word"].encode_with_offsets(CONTEXT)[1])
-
-
-class Scripted:
+class Scripted(torch.nn.Module):
     """A model whose scores are given: of each token of the vocabulary as the first and as the last of an answer."""
 
-    def __init__(self, model: ModelWithObjective, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        self.scores_V2 = rng.normal(size=(TOKENIZERS["word"].vocab_size, 2))
-        self.training = False
-
-    def eval(self) -> None: ...
-
-    def train(self, mode: bool) -> None: ...
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.scores_V2 = np.random.default_rng(seed).normal(size=(WORD.vocab_size, 2))
 
     def run_head(self, batch: Any) -> HeadOutput:
         return HeadOutput(torch.from_numpy(self.scores_V2)[batch.tokens_BT].float())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_answer_is_the_best_span_of_all_windows(seed: int) -> None:
     task, model = setting(context=14, stride=4, max_answer=3)
-    scripted = Scripted(model, seed)
-    rows = windows(task, question())
+    scripted: Any = Scripted(seed)
     task.threshold = np.inf
-    ((text, start, null_score),) = task.predict_cells(
-        ModelWithObjective(scripted, model.objective, model.compute),  # type: ignore[arg-type]
-        rows,
-    )
+    scores = ModelWithObjective(scripted, model.objective, model.compute)
+    ((text, start, null_score),) = task.predict_cells(scores, task.encode([question()]))
     first_V, last_V = scripted.scores_V2.T
-    ids = TOKENIZERS["word"].encode(CONTEXT)
-    n_room = 14 - 3 - 2
+    ids, n_room = WORD.encode(CONTEXT), 14 - 3 - 2
     best, span = max(
         (first_V[ids[i]] + last_V[ids[j]], (i, j))
         for begin in range(0, len(ids), 4)
         for i in range(begin, min(begin + n_room, len(ids)))
         for j in range(i, min(i + 3, begin + n_room, len(ids)))
     )
-    wanted = CONTEXT[TOKENS[span[0], 0] : TOKENS[span[1], 1]]
-    assert (text, start) == (wanted, TOKENS[span[0], 0])
-    assert float(str(null_score)) == pytest.approx(scripted.scores_V2[TOKENIZERS["word"].cls_id].sum() - best, rel=1e-4)
+    assert (text, start) == (CONTEXT[TOKENS[span[0], 0] : TOKENS[span[1], 1]], TOKENS[span[0], 0])
+    assert float(str(null_score)) == pytest.approx(scripted.scores_V2[WORD.cls_id].sum() - best, rel=1e-4)
 
 
 def test_validation_chooses_the_threshold_and_the_recipe_overrules_it() -> None:
@@ -176,30 +145,25 @@ def test_figures_of_questions_with_and_without_answers() -> None:
     assert task.validate(model, rows).metrics["exact"] == parts["exact"]
 
 
-def test_an_empty_context_has_no_answer() -> None:
+def test_an_empty_context_has_no_answer_and_one_without_room_is_refused() -> None:
     task, model = setting()
-    item = LabelledRow(("Who?", ""), None, None, 1, answers=())
     task.threshold = np.inf
-    assert task.predict_cells(model, task.encode([item]))[0][0] == ""
-
-
-def test_a_context_without_room_is_refused() -> None:
+    empty = LabelledRow(("Who?", ""), None, None, 1, answers=())
+    assert task.predict_cells(model, task.encode([empty]))[0][0] == ""
     task, _ = setting(context=4)
-    with pytest.raises(UsageError, match="no room"):
+    with refuses("usage"):
         task.encode([question()])
 
 
-def test_questions_about_one_context_stay_on_one_side(tmp_path: Path) -> None:
-    def divided(n_contexts: int) -> tuple[set[str], set[str]]:
-        rows = [{"question": f"Who {i}?", "context": f"Otto {i % n_contexts}", "answers": []} for i in range(40)]
-        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        table = open_table(str(tmp_path / "a.jsonl"))
-        texts = read_labelled_table(table, choose_columns(table, kind="questions"))
-        train, test = apply_split(texts, hold_out_stratified(texts, 0.25, seed=1))
-        assert len(test) == 10
-        first, second = ({item.texts[1] for item in part.items} for part in (train, test))
-        return first, second
-
-    first, second = divided(8)
-    assert (len(first), len(second)) == (6, 2)
-    assert divided(1) == ({"Otto 0"}, {"Otto 0"})
+@pytest.mark.parametrize(("n_contexts", "n_train", "n_test"), [(8, 6, 2), (1, 1, 1)])
+def test_questions_about_one_context_stay_on_one_side(
+    n_contexts: int, n_train: int, n_test: int, tmp_path: Path
+) -> None:
+    """Unless all are about it."""
+    rows = [{"question": f"Who {i}?", "context": f"Otto {i % n_contexts}", "answers": []} for i in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    table = open_table(str(tmp_path / "a.jsonl"))
+    texts = read_labelled_table(table, choose_columns(table, kind="questions"))
+    train, test = apply_split(texts, hold_out_stratified(texts, 0.25, seed=1))
+    assert len(test) == 10
+    assert [len({item.texts[1] for item in part.items}) for part in (train, test)] == [n_train, n_test]

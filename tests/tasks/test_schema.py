@@ -1,201 +1,135 @@
-"""The columns that are read: given ones, conventional ones, and errors when they cannot be inferred."""
+"""The columns that are read: given ones, conventional ones, those that cells tell, and errors when none can be."""
 
+import csv
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmtool.data.table import Table, open_table
-from lmtool.errors import DataError, UsageError
+from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.schema import BY_NAME, Columns, choose_columns
+from lmtool.tasks.schema import BY_NAME, Columns, are_certainly_no_texts, are_certainly_texts, choose_columns
+from tests.support.errors import refuses
+from tests.tasks.labelled import read
 
 
 def table(path: Path, header: str) -> Table:
-    names = header.split(",")
-    (path / "a.csv").write_text(f"{header}\n{','.join('x' for _ in names)}\n", encoding="utf-8")
+    """A row that tells nothing."""
+    (path / "a.csv").write_text(f"{header}\n{','.join('x' for _ in header.split(','))}\n", encoding="utf-8")
     return open_table(str(path / "a.csv"))
 
 
 @pytest.mark.parametrize(
-    ("header", "texts", "label", "target"),
+    ("header", "found"),
     [
-        ("text,label", ["text"], "label", None),
-        ("Label,Review Text", ["Review Text"], "Label", None),
-        ("id,review,sentiment,date", ["review"], "sentiment", None),
-        ("id,title,text,class", ["title", "text"], "class", None),
-        ("premise,hypothesis,label", ["premise", "hypothesis"], "label", None),
-        ("idx,sentence_1,sentence_2,score", ["sentence_1", "sentence_2"], "score", None),
-        ("sentence,question,label", ["question", "sentence"], "label", None),
-        # The only remaining column
-        ("text,hotel", ["text"], "hotel", None),
-        ("words,label", ["words"], "label", None),
-        # Sequence to sequence
-        ("source,target", ["source"], None, "target"),
-        ("id,src,tgt", ["src"], None, "tgt"),
-        ("de,en", ["de"], None, "en"),
-        ("id,English,German", ["English"], None, "German"),
-        ("article,summary", ["article"], None, "summary"),
-        ("prompt,completion", ["prompt"], None, "completion"),
-        ("id,prompt,response", ["prompt"], None, "response"),
-        ("question,answer", ["question"], None, "answer"),
-        # Conversations are in cells that hold lists
-        ("messages,label", ["messages"], "label", None),
-        # The conventional name of a label implies classes
-        ("text,target", ["text"], "target", None),
-        ("de,en,label,text", ["text"], "label", None),
+        ("Label,Review Text", Columns(("Review Text",), "Label")),
+        ("id,title,text,class", Columns(("title", "text"), "class")),
+        ("premise,hypothesis,label", Columns(("premise", "hypothesis"), "label")),
+        ("idx,sentence_1,sentence_2,score", Columns(("sentence_1", "sentence_2"), "score")),
+        ("satz1,satz2,klasse", Columns(("satz1", "satz2"), "klasse")),
+        ("frage,antwort,klasse", Columns(("frage", "antwort"), "klasse")),
+        ("text,hotel", Columns(("text",), "hotel")),  # the only other column
+        ("words,label", Columns(("words",), "label")),
+        ("id,src,tgt", Columns(("src",), target="tgt")),
+        ("id,English,German", Columns(("English",), target="German")),
+        ("问题,答案", Columns(("问题",), target="答案")),
+        ("messages,label", Columns(("messages",), "label")),  # conversations are in cells that hold lists
+        ("text,target", Columns(("text",), "target")),  # the name of a label implies classes
+        ("de,en,label,text", Columns(("text",), "label")),
+        ("instruction,input,output", Columns(("instruction",), target="output", input="input")),
+        ("instruction,output", Columns(("instruction",), target="output")),
     ],
 )
-def test_usual_names(header: str, texts: list[str], label: str | None, target: str | None, tmp_path: Path) -> None:
-    found = choose_columns(table(tmp_path, header))
-    assert found == Columns(tuple(texts), label, target)
-    assert found.describe().endswith("(inferred from their names)")
+def test_usual_names(header: str, found: Columns, tmp_path: Path) -> None:
+    chosen = choose_columns(table(tmp_path, header))
+    assert chosen == found
+    assert chosen.describe().endswith("(inferred from their names)")
 
 
 @pytest.mark.parametrize(
-    ("header", "given", "texts", "label", "target", "found"),
+    ("header", "given", "found", "are_inferred"),
     [
-        ("text,label", {"text_columns": ["text"], "label_column": "label"}, ["text"], "label", None, False),
-        ("a,b,label", {"text_columns": ["b", "a"]}, ["b", "a"], "label", None, True),
-        ("text,a,b", {"label_column": "b"}, ["text"], "b", None, True),
-        ("a,b", {"label_column": "b"}, ["a"], "b", None, True),
-        ("label,text,class", {"label_column": "class"}, ["text"], "class", None, True),
-        ("label,text,class", {"text_columns": ["label"]}, ["label"], "class", None, True),
-        ("x,TEXT,La bel", {"text_columns": ["text"], "label_column": "la-bel"}, ["TEXT"], "La bel", None, False),
-        ("label,TEXT,Label", {"text_columns": ["text"], "label_column": "Label"}, ["TEXT"], "Label", None, False),
-        ("Label,TEXT,class", {"text_columns": ["text"], "label_column": "LABEL"}, ["TEXT"], "Label", None, False),
-        ("a,b,c", {"source_column": "c", "target_column": "a"}, ["c"], None, "a", False),
-        ("a,b", {"source_column": "b"}, ["b"], None, "a", True),
-        ("a,b", {"target_column": "b"}, ["a"], None, "b", True),
-        ("id,src,tgt", {"source_column": "src"}, ["src"], None, "tgt", True),
-        ("id,src,tgt", {"target_column": "tgt"}, ["src"], None, "tgt", True),
-        ("text,label", {"label_column": ""}, ["text"], "label", None, True),
-        ("text,label", {"labelled": False}, ["text"], None, None, True),
-        ("text,label", {"labelled": False, "text_columns": ["text"]}, ["text"], None, None, False),
-        ("words", {"labelled": False}, ["words"], None, None, True),
-        ("de,en", {"labelled": False}, ["de"], None, None, True),
-        ("de,en,x", {"labelled": False, "source_column": "en"}, ["en"], None, None, False),
+        ("text,label", {"text_columns": ["text"], "label_column": "label"}, Columns(("text",), "label"), False),
+        ("a,b,label", {"text_columns": ["b", "a"]}, Columns(("b", "a"), "label"), True),
+        ("text,a,b", {"label_column": "b"}, Columns(("text",), "b"), True),
+        ("a,b", {"label_column": "b"}, Columns(("a",), "b"), True),
+        ("label,text,class", {"text_columns": ["label"]}, Columns(("label",), "class"), True),
+        ("x,TEXT,La bel", {"text_columns": ["text"], "label_column": "la-bel"}, Columns(("TEXT",), "La bel"), False),
+        ("label,T,Label", {"text_columns": ["T"], "label_column": "Label"}, Columns(("T",), "Label"), False),
+        ("a,b,c", {"source_column": "c", "target_column": "a"}, Columns(("c",), target="a"), False),
+        ("a,b", {"source_column": "b"}, Columns(("b",), target="a"), True),
+        ("id,src,tgt", {"target_column": "tgt"}, Columns(("src",), target="tgt"), True),
+        ("text,label", {"label_column": ""}, Columns(("text",), "label"), True),
+        ("i,x,o", {"source_column": "x", "target_column": "o"}, Columns(("x",), target="o"), False),
+        ("instruction,x,output", {"input_column": "x"}, Columns(("instruction",), target="output", input="x"), True),
+        # without a label
+        ("text,label", {"labelled": False}, Columns(("text",)), True),
+        ("words", {"labelled": False}, Columns(("words",)), True),
+        ("de,en", {"labelled": False}, Columns(("de",)), True),
+        ("instruction,input", {"labelled": False}, Columns(("instruction",), input="input"), True),
+        ("de,en,x", {"labelled": False, "source_column": "en"}, Columns(("en",)), False),
     ],
 )
-def test_given_names(
-    header: str,
-    given: dict[str, Any],
-    texts: list[str],
-    label: str | None,
-    target: str | None,
-    found: bool,
-    tmp_path: Path,
-) -> None:
-    labelled = given.get("labelled", True)
-    given = {key: value for key, value in given.items() if key != "labelled"}
-    chosen = choose_columns(table(tmp_path, header), Data(**given), labelled=labelled)
-    assert chosen == Columns(tuple(texts), label, target)
-    assert chosen.are_inferred == found
+def test_given_names(header: str, given: dict[str, Any], found: Columns, are_inferred: bool, tmp_path: Path) -> None:
+    labelled, named = given.get("labelled", True), {name: given[name] for name in given if name != "labelled"}
+    chosen = choose_columns(table(tmp_path, header), Data(**named), labelled=labelled)
+    assert (chosen, chosen.are_inferred) == (found, are_inferred)
 
 
 @pytest.mark.parametrize(
     ("header", "given", "parts"),
     [
         ("text,label", {"text_columns": ["txt"]}, ["no column 'txt'; found 'text', 'label'", "--text-column text?"]),
-        ("text,LABEL,Label", {"label_column": "label"}, ["no column 'label'", "did you mean --label-column Label?"]),
+        ("text,LABEL,Label", {"label_column": "label"}, ["did you mean --label-column Label?"]),
         ("a b,c", {"source_column": "a_bb"}, ["did you mean --source-column 'a b'?"]),
-        ("text,label", {"target_column": "zzz"}, ["no column 'zzz'", "name one of these with --target-column"]),
-        (
-            "text,label",
-            {"text_columns": ["txt"], "label_column": "labl"},
-            ["no columns 'txt', 'labl'", "--text-column text --label-column label?"],
-        ),
-        (
-            "text,label",
-            {"text_columns": ["txt"], "label_column": "zzz"},
-            ["no columns 'txt', 'zzz'", "name one of these with --text-column and --label-column"],
-        ),
-        ("text,a,b", {}, ["cannot infer which column is the label; found 'text', 'a', 'b'", "--label-column"]),
-        ("a,b,label", {}, ["cannot infer which column is the text", "--text-column"]),
-        (
-            "good film,1",
-            {},
-            ["which columns are the text and the label", "--text-column and --label-column", "first row"],
-        ),
+        ("text,label", {"text_columns": ["txt"], "label_column": "labl"}, ["--text-column text --label-column label?"]),
+        ("text,label", {"text_columns": ["txt"], "label_column": "zz"}, ["with --text-column and --label-column"]),
+        ("text,a,b", {}, ["found 'text', 'a', 'b'", "--label-column"]),
+        ("a,b,label", {}, ["--text-column"]),
+        ("good film,1", {}, ["--text-column and --label-column", "first row"]),
         (",".join(f"c{i}" for i in range(40)), {}, ["found 'c0', 'c1',", "'c7' and 32 more"]),
-        ("text", {}, ["cannot infer which column is the label"]),
-        ("a,b,c", {"source_column": "a"}, ["cannot infer which column is the target", "--target-column"]),
-        ("a,b,c", {"target_column": "a"}, ["cannot infer which column is the source", "--source-column"]),
+        ("a,b,c", {"source_column": "a"}, ["--target-column"]),
+        ("a,b,c", {"target_column": "a"}, ["--source-column"]),
+        ("a,b", {"messages_column": "c"}, ["no column 'c'"]),
     ],
 )
-def test_what_cannot_be_told(header: str, given: dict[str, Any], parts: list[str], tmp_path: Path) -> None:
+def test_what_cannot_be_told_names_the_option(
+    header: str, given: dict[str, Any], parts: list[str], tmp_path: Path
+) -> None:
     with pytest.raises(DataError) as caught:
         choose_columns(table(tmp_path, header), Data(**given))
-    assert len(caught.value.lines()) == 3
     assert "a.csv" in caught.value.where
     for part in parts:
         assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    "given",
     [
-        ({"text_columns": ["a"], "target_column": "b"}, "either with texts and a label or with a source"),
-        ({"text_columns": ["a"], "label_column": "a"}, "column 'a' is named twice"),
-        ({"text_columns": ["a", "a"]}, "column 'a' is named twice"),
+        {"text_columns": ["a"], "target_column": "b"},
+        {"text_columns": ["a"], "label_column": "a"},
+        {"text_columns": ["a", "a"]},
+        {"messages_column": "a", "source_column": "b"},
     ],
 )
-def test_contradictions(given: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_contradictions_are_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    with refuses("usage"):
         choose_columns(table(tmp_path, "a,b,c"), Data(**given))
 
 
-@pytest.mark.parametrize(
-    ("header", "given", "labelled", "expected"),
-    [
-        ("instruction,input,output", {}, True, ("instruction", "output", "input", True)),
-        ("instruction,context,response,category", {}, True, ("instruction", "response", "context", True)),
-        ("instruction,output", {}, True, ("instruction", "output", None, True)),
-        ("instruction,input", {}, False, ("instruction", None, "input", True)),
-        (
-            "instruction,input,output",
-            {"source_column": "input", "target_column": "output"},
-            True,
-            ("input", "output", None, False),
-        ),
-        (
-            "a,b,c",
-            {"source_column": "a", "target_column": "c", "input_column": "b"},
-            True,
-            ("a", "c", "b", False),
-        ),
-        ("instruction,more,output", {"input_column": "more"}, True, ("instruction", "output", "more", True)),
-    ],
-)
-def test_an_instruction_may_have_an_input(
-    header: str, given: dict[str, Any], labelled: bool, expected: tuple[Any, ...], tmp_path: Path
-) -> None:
-    found = choose_columns(table(tmp_path, header), Data(**given), labelled=labelled)
-    assert (*found.texts, found.target, found.input, found.are_inferred) == expected
-    assert found.label is None
-    assert found.has_targets == labelled
-
-
-@pytest.mark.parametrize("name", ["messages", "Conversations", "conversation"])
+@pytest.mark.parametrize("name", ["messages", "Conversations"])
 def test_conversations_are_found_by_their_names(name: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"prompt": "x", "label": "y", name: [{"role": "user", "content": "a"}]}) + "\n")
     found = choose_columns(open_table(str(path)))
-    assert found == Columns((), messages=name)
+    assert found == choose_columns(open_table(str(path)), Data(messages_column=name)) == Columns((), messages=name)
     assert found.has_targets
     assert found.describe() == f"columns: messages '{name}' (inferred from their names)"
-    named = choose_columns(open_table(str(path)), Data(messages_column=name))
-    assert named == Columns((), messages=name)
     labelled = choose_columns(open_table(str(path)), Data(source_column="prompt", target_column="label"))
     assert labelled.messages is None
-
-
-def test_conversations_are_read_alone(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="have a source and a target"):
-        choose_columns(table(tmp_path, "a,b"), Data(messages_column="a", source_column="b"))
-    with pytest.raises(DataError, match="no column 'c'"):
-        choose_columns(table(tmp_path, "a,b"), Data(messages_column="c"))
 
 
 @pytest.mark.parametrize(
@@ -214,45 +148,114 @@ def test_names_in_other_languages(header: str, tmp_path: Path) -> None:
     assert (found.texts, found.label, set(found.reasons.values())) == ((text,), label, {BY_NAME})
 
 
+# By cells
+
+RNG = random.Random(0)
+WORDS = ["fine", "old", "story", "of", "the", "sea", "many", "quiet", "people", "who", "never", "went", "home"]
+SAMPLES = {
+    "title": [" ".join(RNG.choices(WORDS, k=RNG.randint(1, 4))).title() for _ in range(60)],
+    "description": [" ".join(RNG.choices(WORDS, k=RNG.randint(5, 30))) + "." for _ in range(60)],
+    "chinese": ["".join(RNG.choices("人不知而慍亦君子乎學時習之說", k=12)) for _ in range(60)],
+    "word": [RNG.choice(WORDS) for _ in range(60)],
+    "year": [str(1950 + i) for i in range(60)],
+    "price": [f"${i}.99" for i in range(60)],
+    "number": [f"{i / 7:.3f}" for i in range(60)],
+    "row": [f"{i:,}" for i in range(5000, 5060)],
+    "uuid": [f"{RNG.getrandbits(128):032x}" for _ in range(60)],
+    "code": [f"REV-{i:05}" for i in range(60)],
+    "email": [f"{RNG.choice(WORDS)}@example.org" for _ in range(60)],
+    "url": [f"https://example.org/{RNG.choice(WORDS)}" for _ in range(60)],
+    "iso": [f"2021-{1 + i % 12:02}-{1 + i % 28:02}" for i in range(60)],
+    "stamp": [f"2021-{1 + i % 12:02}-{1 + i % 28:02}T12:30:{i:02}Z" for i in range(60)],
+    "american": [f"{1 + i % 12}/{1 + i % 28}/2021 4:{i:02} PM" for i in range(60)],
+    "german": [f"{1 + i % 28}.{1 + i % 12}.2021" for i in range(60)],
+    "words of dates": [f"March {1 + i % 28}, 2021" for i in range(60)],
+    "short dates": [f"{1 + i % 28} Sep 2021" for i in range(60)],
+    "one value": ["the same for all"] * 60,
+    "nothing": [""] * 60,
+}
+PROSE = {"title", "description", "chinese"}
+NO_CODE = {*PROSE, "word"}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_what_cells_are(name: str) -> None:
+    assert are_certainly_texts(SAMPLES[name]) == (name in PROSE)
+    for some_empty in ([], ["", None]):
+        assert are_certainly_no_texts([*SAMPLES[name], *some_empty]) == (name not in NO_CODE)
+
+
+def test_a_category_of_several_words_is_no_prose_and_values_are_codes() -> None:
+    assert not are_certainly_texts(["science fiction", "crime and thriller"] * 500)
+    assert are_certainly_texts(["a film of the sea", "another one entirely"])
+    for values in ([1, 2, 3], [["a"], ["b"]], [True, None]):
+        assert are_certainly_no_texts([*values])
+
+
+def columns(path: Path, **cells: str) -> Columns:
+    """The columns of a table with samples under other names."""
+    with (path / "a.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(cells)
+        writer.writerows(zip(*(SAMPLES.get(name, ["x", "y"] * 30) for name in cells.values()), strict=True))
+    return choose_columns(open_table(str(path / "a.csv")))
+
+
 @pytest.mark.parametrize(
-    ("header", "texts", "label", "target"),
+    ("cells", "texts"),
     [
-        ("satz1,satz2,klasse", ("satz1", "satz2"), "klasse", None),
-        ("前提,假设,标签", ("前提", "假设"), "标签", None),
-        ("frage,antwort", ("frage",), None, "antwort"),
-        ("问题,答案", ("问题",), None, "答案"),
-        ("Deutsch,Englisch", ("Deutsch",), None, "Englisch"),
-        ("frage,antwort,klasse", ("frage", "antwort"), "klasse", None),
+        ({"description": "description", "label": "y", "title": "title"}, ("description", "title")),
+        ({"Title": "title", "Review Text": "description", "Body": "chinese"}, ("Title", "Review Text", "Body")),
+        ({"title": "code", "description": "description"}, ("description",)),
+        ({"title": "nothing", "text": "description"}, ("text",)),
+        ({"text": "chinese", "title": "chinese"}, ("text", "title")),
+        # one column of a usual name is the text, whatever it holds
+        ({"text": "code"}, ("text",)),
+        ({"title": "code", "text": "number"}, ("text",)),
+        # two texts that belong together go before the others
+        ({"title": "title", "premise": "title", "hypothesis": "title"}, ("premise", "hypothesis")),
     ],
 )
-def test_pairs_in_other_languages(
-    header: str, texts: tuple[str, ...], label: str | None, target: str | None, tmp_path: Path
+def test_all_columns_of_texts_are_used_in_their_order(
+    cells: dict[str, str], texts: tuple[str, ...], tmp_path: Path
 ) -> None:
-    found = choose_columns(table(tmp_path, header))
-    assert (found.texts, found.label, found.target) == (texts, label, target)
+    found = columns(tmp_path, **cells | {"label": "y"})
+    assert (found.texts, found.label) == (texts, "label")
 
 
-def written(path: Path, header: str, rows: list[list[str]]) -> Table:
-    (path / "a.csv").write_text("\n".join([header, *map(",".join, rows)]) + "\n", encoding="utf-8")
+def test_a_column_of_texts_that_is_not_used_is_told_with_options_that_add_it(tmp_path: Path) -> None:
+    """But none without texts."""
+    usual = {"id": "code", "text": "description", "when": "iso", "place": "word", "stars": "number", "label": "y"}
+    assert "ignored" not in columns(tmp_path, **usual).describe()
+    found = columns(tmp_path, **usual | {"name of it": "title"})
+    assert found.texts == ("text",)
+    assert found.describe().endswith(
+        "ignored: 'name of it'; to read it too: --text-column text --text-column 'name of it'"
+    )
+    named = choose_columns(open_table(str(tmp_path / "a.csv")), Data(text_columns=("name of it", "text")))
+    assert named.texts == ("name of it", "text")
+    assert "ignored" not in named.describe()
+
+
+def written(path: Path, header: str, *cells: str) -> Table:
+    """30 rows of cells in which {0} is their number, {word} a word of their own, {kind} a or b, and {other} c or d."""
+    words = [first + second for first in "bcdefg" for second in "aeiou"]
+    lines = [",".join(cells).format(i, word=word, kind="ab"[i % 2], other="cd"[i % 2]) for i, word in enumerate(words)]
+    (path / "a.csv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
     return open_table(str(path / "a.csv"))
 
 
-SENTENCES = {
-    "latin": "the quiet film of number {}",
-    "chinese": "这家酒店的房间非常干净第{}次",
-    "thai": "โรงแรมนี้สะอาดมากครั้งที่{}",
-}
+FILM = "the quiet film of number {0}"
+SENTENCES = {"latin": FILM, "chinese": "这家酒店的房间非常干净第{0}次", "thai": "โรงแรมนี้สะอาดมากครั้งที่{0}"}
 
 
 @pytest.mark.parametrize("script", SENTENCES)
 @pytest.mark.parametrize("header", ["xq,zq,wq", ",,", "wann,äußerungen der gäste,art"])
 def test_cells_decide_where_names_are_unknown(script: str, header: str, tmp_path: Path) -> None:
     sentence = SENTENCES[script]
-    rows = [[str(i), sentence.format(i), "ab"[i % 2]] for i in range(30)]
     if header == ",,":  # as without a header
-        table = written(tmp_path, ",".join(["0", "a longer first " + sentence.format(99), "a"]), rows)
-    else:
-        table = written(tmp_path, header, rows)
+        header = f"0,a longer first {sentence.format(99)},a"
+    table = written(tmp_path, header, "{0}", sentence, "{kind}")
     found = choose_columns(table)
     assert (found.texts, found.label) == ((table.names[1],), table.names[2])
     assert BY_NAME not in found.reasons.values()
@@ -260,76 +263,112 @@ def test_cells_decide_where_names_are_unknown(script: str, header: str, tmp_path
     assert "--label-column" in found.describe()
 
 
-@pytest.mark.parametrize(("text", "label"), [("commentaire", "avis"), ("avis", "commentaire"), ("text", "comment")])
-def test_of_two_names_of_texts_the_one_of_classes_is_the_label(text: str, label: str, tmp_path: Path) -> None:
-    rows = [[f"le film tranquille numéro {i}", ("positif", "négatif")[i % 2], str(i)] for i in range(30)]
-    for header, cells in ((f"{text},{label}", [row[:2] for row in rows]), (f"{text},{label},nr", rows)):
-        found = choose_columns(written(tmp_path, header, cells))
-        assert (found.texts, found.label) == ((text,), label)
+@pytest.mark.parametrize(
+    ("header", "cells", "text", "label"),
+    [
+        # of two names of texts the one of classes is the label
+        ("commentaire,avis", (FILM, "{kind}"), "commentaire", "avis"),
+        ("avis,commentaire,nr", (FILM, "{kind}", "{0}"), "avis", "commentaire"),
+        # a known name is joined by what cells tell
+        ("n,text,zq", ("{0}", FILM, "{kind}"), "text", "zq"),
+        ("n,zq,label", ("{0}", FILM, "{kind}"), "zq", "label"),
+        # a text that is another one again is read once
+        ("text,comment,body,label", ("A film {0}!", "a film {0}", "so: A film {0}! (end)", "{kind}"), "text", "label"),
+        ("genre,id,text", ("{kind}", "{0}", "{0}x"), "text", "genre"),
+        ("vorname,herkunft", ("Anna{word}", "{kind}"), "vorname", "herkunft"),
+    ],
+)
+def test_cells_tell_what_columns_are(
+    header: str, cells: tuple[str, ...], text: str, label: str, tmp_path: Path
+) -> None:
+    found = choose_columns(written(tmp_path, header, *cells))
+    assert (found.texts, found.label, found.ignored) == ((text,), label, ())
+    assert "zq" not in (text, label) or found.reasons["zq"] != BY_NAME
 
 
-def test_a_known_name_is_joined_by_what_cells_tell(tmp_path: Path) -> None:
-    rows = [[str(i), f"the quiet film of number {i}", "ab"[i % 2], f"remark {i}"] for i in range(30)]
-    known_text = choose_columns(written(tmp_path, "n,text,zq,extra", rows))
-    assert (known_text.texts, known_text.label, known_text.reasons["text"]) == (("text",), "zq", BY_NAME)
-    assert "2 different values" in known_text.reasons["zq"]
-    rows = [row[:3] for row in rows]
-    known_label = choose_columns(written(tmp_path, "n,zq,label", rows))
-    assert (known_label.texts, known_label.label, known_label.reasons["label"]) == (("zq",), "label", BY_NAME)
-    assert known_label.reasons["zq"] != BY_NAME
-    named = choose_columns(written(tmp_path, "n,zq,wq", rows), Data(text_columns=["zq"]))
-    assert (named.texts, named.label) == (("zq",), "wq")
-
-
-def test_single_words_are_texts_beside_the_classes(tmp_path: Path) -> None:
-    rows = [[f"Anna{first}{second}", "pq"[second == "a"]] for first in "bcdefghi" for second in "aeiou"]
-    found = choose_columns(written(tmp_path, "vorname,herkunft", rows))
-    assert (found.texts, found.label) == (("vorname",), "herkunft")
-
-
-def test_numbers_of_rows_are_no_label(tmp_path: Path) -> None:
-    rows = [[f"the quiet film of number {i}", str(100 - i)] for i in range(50)]
-    with pytest.raises(DataError, match="which column is the label"):
-        choose_columns(written(tmp_path, "text,id", rows))
-    # other numbers are
-    rows = [[f"the quiet film of number {i}", str(i * i)] for i in range(50)]
-    assert choose_columns(written(tmp_path, "text,preis", rows)).label == "preis"
+def test_numbers_of_rows_are_no_label_and_other_numbers_are(tmp_path: Path) -> None:
+    with refuses("data"):
+        choose_columns(written(tmp_path, "text,id", FILM, "{0}"))
+    assert choose_columns(written(tmp_path, "text,preis", FILM, "{0}{0}")).label == "preis"
 
 
 @pytest.mark.parametrize("name", ["???", "zq", "a1"])
 def test_a_column_alone_is_the_text_whatever_it_holds(name: str, tmp_path: Path) -> None:
-    table = written(tmp_path, name, [["ab"[i % 2]] for i in range(30)])
-    assert choose_columns(table, labelled=False).texts == (name,)
+    assert choose_columns(written(tmp_path, name, "{kind}"), labelled=False).texts == (name,)
 
 
-def test_names_without_letters_tell_nothing(tmp_path: Path) -> None:
-    rows = [[f"the quiet film of number {i}", f"a second text about {i}", "ab"[i % 2]] for i in range(30)]
-    with pytest.raises(DataError, match="which column is the text"):
-        choose_columns(written(tmp_path, "???,!!!,%%%", rows))
-
-
-def test_what_may_be_several_things_is_asked(tmp_path: Path) -> None:
-    rows = [[f"the quiet film of number {i}", "ab"[i % 2], "cd"[i % 2]] for i in range(30)]
-    with pytest.raises(DataError, match="which column is the label: 'mood', 'place of it' may be"):
-        choose_columns(written(tmp_path, "text,mood,place of it", rows))
-    rows = [[f"a question about {i}", "one", "two", "ab"[i % 2]] for i in range(30)]
-    with pytest.raises(DataError, match="'option1', 'option2' are answers of which one is right"):
-        choose_columns(written(tmp_path, "question,option1,option2,label", rows))
-    named = choose_columns(written(tmp_path, "question,option1,option2,label", rows), Data(text_columns=("question",)))
-    assert (named.texts, named.label) == (("question",), "label")
-
-
-def test_a_text_that_is_another_one_again_is_read_once(tmp_path: Path) -> None:
-    rows = [
-        [f"The quiet film {i}!", f"the quiet film {i}", f"see: The quiet film {i}! (end)", "ab"[i % 2]]
-        for i in range(9)
-    ]
-    found = choose_columns(written(tmp_path, "text,comment,body,label", rows))
-    assert (found.texts, found.ignored) == (("text",), ())
+@pytest.mark.parametrize(
+    ("header", "cells", "what"),
+    [
+        ("???,!!!,%%%", (FILM, "a second text about {0}", "{kind}"), "which column is the text"),
+        ("text,mood,place of it", (FILM, "{kind}", "{other}"), "'mood', 'place of it' may be"),
+        ("question,option1,option2,label", (FILM, "one", "two", "{kind}"), "'option1', 'option2' are answers"),
+    ],
+)
+def test_what_may_be_several_things_is_asked(header: str, cells: tuple[str, ...], what: str, tmp_path: Path) -> None:
+    found = written(tmp_path, header, *cells)
+    with pytest.raises(DataError, match=what):
+        choose_columns(found)
+    first, *_, last = found.names
+    named = choose_columns(found, Data(text_columns=(first,), label_column=last))
+    assert (named.texts, named.label) == ((first,), last)
 
 
 def test_a_text_beside_a_source_and_its_target_is_told(tmp_path: Path) -> None:
-    rows = [[f"a question about {i}", f"since one follows {i}", f"it is number {i}"] for i in range(30)]
-    found = choose_columns(written(tmp_path, "question,reasoning,answer", rows))
+    cells = ("a question about {0}", "since one follows {0}", "it is number {0}")
+    found = choose_columns(written(tmp_path, "question,reasoning,answer", *cells))
     assert (found.texts, found.target, found.ignored) == (("question",), "answer", ("reasoning",))
     assert "ignored: 'reasoning'; --input-column" in found.describe()
+
+
+# As published
+
+
+@pytest.mark.parametrize("gold", ["gold_label", "label"])
+def test_rows_without_agreement_are_left_out(gold: str, tmp_path: Path) -> None:
+    """As published, texts have quotes that nothing closes."""
+    labels = ["neutral", "-", "entailment", "neutral", "-", "entailment"]
+    lines = [f'The 5" disc {i}\tShe said "no more {i}.\t{label}' for i, label in enumerate(labels)]
+    found = read(tmp_path / "a.tsv", "\n".join([f"sentence1\tsentence2\t{gold}", *lines]))
+    rows = range(1, 7) if gold == "label" else (1, 3, 4, 6)
+    assert [item.row for item in found.items] == [*rows]
+    assert found.items[0].texts == ('The 5" disc 0', 'She said "no more 0.')
+    assert {notice.kind: notice.count for notice in found.notices} == (
+        {} if gold == "label" else {"rows without agreement": 2}
+    )
+
+
+def test_a_table_without_a_header_is_read_by_its_cells(tmp_path: Path) -> None:
+    rows = [("gj04", "gj04", "bc01", "cj99")[row % 4] for row in range(8)]
+    lines = [
+        f'{source}\t{int(row % 3 != 2)}\t{"*" * (row % 3 == 2)}\tThe "sailors rode breeze number {row}.'
+        for row, source in enumerate(rows)
+    ]
+    found = read(tmp_path / "train.tsv", "\n".join(lines))
+    assert found.table.names == ("column 1", "column 2", "column 3", "column 4")
+    assert found.columns.describe().startswith(
+        "columns: text 'column 4', label 'column 2' (inferred from their cells: "
+    )
+    assert found.table.describe().endswith("8 rows, 4 columns, delimiter tab, no quoting, no header, UTF-8")
+    assert found.items[0].texts == ('The "sailors rode breeze number 0.',)
+    assert [item.label for item in found.items] == ["1", "1", "0", "1", "1", "0", "1", "1"]
+    assert choose_columns(found.table, labelled=False) == Columns(("column 4",))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What did you like about it?,label\nIt was good fun to see,yes\nNot so much of it,no\n",
+        "0,1\ngood film of the year,1\nbad film of the year,0\n",
+        "text,label\na longer text than others,x\ntext,label\nother,x\n",
+    ],
+)
+def test_names_are_a_header(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    assert open_table(str(tmp_path / "a.csv")).names == tuple(text.partition("\n")[0].split(","))
+
+
+@pytest.mark.parametrize("row", ["{0}\tthis is sentence number {1} of all", "{2}\tthe very same sentence"])
+def test_a_table_without_header_and_classes_is_refused(row: str, tmp_path: Path) -> None:
+    with refuses("data"):
+        read(tmp_path / "a.tsv", "\n".join(row.format(i // 2, i, i % 2) for i in range(60)))

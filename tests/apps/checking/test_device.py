@@ -1,5 +1,7 @@
 """Fast ways of computing are compared with plain ones, and not taken where they differ or fail."""
 
+import timeit
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,16 +18,14 @@ from tests.support.training import Work, warnings_in
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No compiler but in the test of it."""
-    ways = module._list_fast_path_pairs
+def test_all_ways_of_this_device_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But those by a compiler, and on a small model, once each."""
+    ways, repeat = module._list_fast_path_pairs, timeit.repeat
     monkeypatch.setattr(
         module, "_list_fast_path_pairs", lambda device: {k: v for k, v in ways(device).items() if "compiled" not in k}
     )
-
-
-def test_all_ways_of_this_device_agree() -> None:
+    monkeypatch.setattr(module, "MODEL_SPEC", {**module.MODEL_SPEC, "d_model": 128, "context": 96})
+    monkeypatch.setattr(timeit, "repeat", lambda *given, **more: repeat(*given, **more | {"repeat": 1}))
     compared = list(check_fast_paths(CPU))
     assert {way.verdict for way in compared} == {"same"}
     assert {"matrices in int4", "fused AdamW"} <= {way.name for way in compared}
@@ -43,7 +43,7 @@ def test_a_number_that_is_not_finite_is_no_rounding() -> None:
 
 @pytest.mark.parametrize("fault", ["differs", "fails"])
 def test_a_compiled_model_that_differs_is_trained_without(
-    fault: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compiled(self: LanguageModel) -> None:
         def call(batch: Any) -> Any:
@@ -55,9 +55,9 @@ def test_a_compiled_model_that_differs_is_trained_without(
         self._compiled_call_impl = call
 
     work = Work(tmp_path)
-    plain = work.pretrain(name="plain")
+    plain = work.pretrain("training.steps=3", name="plain")
     monkeypatch.setattr(LanguageModel, "compile", compiled)
-    found = work.pretrain("training.compile=true", name="compiled")
+    found = work.pretrain("training.steps=3", "training.compile=true", name="compiled")
     told = "differs by 50 %" if fault == "differs" else "does not compile here (no compiler)"
     assert any(told in text for text in warnings_in(found))
     losses = [[event.step.loss for event in events if isinstance(event, StepCompleted)] for events in (plain, found)]

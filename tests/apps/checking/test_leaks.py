@@ -105,17 +105,9 @@ def test_a_look_at_a_part_says_so(pretrained: Work) -> None:
     assert told_of(run, {1: FRESH}, max_training_chunks=1000) == []
 
 
-def test_what_is_not_there_is_not_looked_through(pretrained: Work) -> None:
-    pretrained.text.unlink()
-    assert told_of(pretrained.run(), {1: DOCUMENTS[0]}) == []
-
-
-@pytest.mark.parametrize("data", [{"train": ("hf:a/b",)}, {"mixture": {"hf:a/b": 1.0}}, {"tasks": ("t:hf:a/b:2",)}])
-def test_a_dataset_that_a_run_names_is_not_fetched(data: dict[str, Any], tmp_path: Path) -> None:
-    assert not is_data_on_disk(Data(**data))
+def test_a_dataset_that_a_run_names_is_not_fetched(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     here = str(tmp_path / "a.txt")
-    assert is_data_on_disk(Data(train=(here,)))
-    assert is_data_on_disk(Data(mixture={here: 1.0}))
-    assert is_data_on_disk(Data(tasks=(f"t:{here}:2",)))
-    assert not is_data_on_disk(Data(tasks=(f"t:{here}.csv",)))
+    for source, is_here in ((here, True), ("hf:a/b", False), (f"{here}.csv", False)):
+        for data in (Data(train=(source,)), Data(mixture={source: 1.0}), Data(tasks=(f"t:{source}:2",))):
+            assert is_data_on_disk(data) == is_here

@@ -37,7 +37,7 @@ def table(tmp_path: Path) -> Path:
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., ActiveLearningSession]]:
     """Begins, or goes on, to label a table."""
-    journals = []
+    journals: list[LockedAnswerJournal] = []
 
     def call(source: Path, multi: bool = False, **reading: Any) -> ActiveLearningSession:
         rows = TableToLabel.read(str(source), Data(**reading), multi, None, tmp_path / "out.csv")

@@ -57,7 +57,7 @@ def labels(path: Path) -> dict[int, str]:
 @pytest.mark.system
 def test_kill_9_loses_no_answer_and_the_command_goes_on(tmp_path: Path) -> None:
     write(tmp_path / "things.csv", ROWS)
-    kept = {}
+    kept: dict[int, str] = {}
     for round_ in range(2):
         with started(tmp_path) as (process, client):
             assert client.post("/progress", json={"window": "w"}).json()["answers"] == len(kept)
@@ -120,8 +120,8 @@ REFUSALS: dict[str, tuple[int, Callable[[], object], tuple[str, ...]]] = {
 }
 
 
-def things(rows: list[str], header: str = "number,text") -> None:
-    write(Path("things.csv"), rows, header)
+def things(rows: list[str], header: str = "number,text") -> Path:
+    return write(Path("things.csv"), rows, header)
 
 
 @pytest.mark.parametrize("case", REFUSALS)

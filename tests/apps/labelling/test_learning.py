@@ -34,12 +34,11 @@ def test_confident_learning_is_that_of_the_reference(seed: int, n: int, n_classe
 @given(st.integers(0, 10**6), st.integers(1, 4))
 def test_of_several_labels_each_is_judged_for_itself(seed: int, n_labels: int) -> None:
     rng = np.random.default_rng(seed)
-    p_NC = rng.random((30, n_labels))
+    p_NCK = np.stack([1 - (p_NC := rng.random((30, n_labels))), p_NC], 2)
     target_NC = (rng.random((30, n_labels)) < p_NC).astype(int)
-    better_NC = learning.suggest_options_by_confident_learning(np.stack([1 - p_NC, p_NC], 2), target_NC)
+    better_NC = learning.suggest_options_by_confident_learning(p_NCK, target_NC)
     for c in range(n_labels):
-        pairs = np.stack([1 - p_NC[:, c], p_NC[:, c]], 1).tolist()
-        wanted = confident.issues(pairs, target_NC[:, c].tolist())
+        wanted = confident.issues(p_NCK[:, c].tolist(), target_NC[:, c].tolist())
         assert {int(i): int(better_NC[i, c]) for i in np.flatnonzero(better_NC[:, c] != target_NC[:, c])} == wanted
 
 
