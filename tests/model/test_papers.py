@@ -1,49 +1,42 @@
-"""Recipes of papers have the papers' sizes: by arithmetic, as built, and in the words of their files."""
+"""Recipes of papers have the papers' sizes, which their files and pages name."""
 
-import pytest
-import torch
-from torch import nn
+import re
+from pathlib import Path
 
-from lmtool.model import build
 from lmtool.model.size import count_parameters
 from lmtool.recipe.load import load, shipped_recipes
-from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
-from tests.support.cases import nightly_but
+from lmtool.recipe.spec.transformer import Transformer
 from tests.support.papers import PAPERS
 
-
-def rows_of(recipe: Recipe) -> int:
-    assert not isinstance(recipe.tokenizer, CharTokenizer | TokenizerFile)
-    return recipe.model.vocab_size or recipe.tokenizer.vocab_size
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE_OF = {"decoder": "transformer", "encoder": "objectives", "encoder-decoder": "transformer", "prefix": "transformer"}
 
 
-def count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-@pytest.mark.parametrize("name", nightly_but(PAPERS, "gpt1", "gpt2-355m", "bert-base", "t5-small"))
-def test_a_recipe_of_a_paper_has_its_size(name: str) -> None:
-    recipe = load(name).recipe
-    wanted, _ = PAPERS[name]
-    assert count_parameters(recipe.model, rows_of(recipe)).parameters == wanted
-    with torch.device("meta"):
-        assert count(build(recipe.model, rows_of(recipe))) == wanted
-
-
-@pytest.mark.parametrize("name", PAPERS)
-def test_a_recipe_names_its_size(name: str) -> None:
-    text = shipped_recipes()[name].read_text(encoding="utf-8")
-    assert f"{PAPERS[name][0]:,}" in text
-
-
-def test_every_recipe_of_a_paper_is_here() -> None:
-    """Those too large for a laptop."""
-    recipes = {name: load(name).recipe for name in shipped_recipes()}
-    large = {
-        name
-        for name, recipe in recipes.items()
-        if not isinstance(recipe.tokenizer, CharTokenizer)
-        and count_parameters(recipe.model, rows_of(recipe)).parameters > 5e7
-    }
+def test_recipes_too_large_for_a_laptop_have_the_sizes_of_their_papers_and_name_them() -> None:
+    large = set()
+    for name, path in shipped_recipes().items():
+        recipe = load(name).recipe
+        if isinstance(recipe.tokenizer, CharTokenizer | TokenizerFile):
+            continue
+        size = count_parameters(recipe.model, recipe.model.vocab_size or recipe.tokenizer.vocab_size).parameters
+        if size > 5e7:
+            large.add(name)
+            assert size == PAPERS[name][0], name
+            assert f"{size:,}" in path.read_text(encoding="utf-8"), name
     assert large == set(PAPERS)
+
+
+def test_the_page_of_a_shape_has_a_recipe_of_it_and_names_all_that_are_shipped(tmp_path: Path) -> None:
+    """With sizes given in their papers."""
+    pages = {shape: (DOCS / f"{page}.md").read_text(encoding="utf-8") for shape, page in PAGE_OF.items()}
+    shapes = set()
+    for block in re.findall(r"^```yaml\n(model:\n.*?)^```", "".join(pages.values()), flags=re.MULTILINE | re.DOTALL):
+        (tmp_path / "page.yaml").write_text(f"{block}training: {{steps: 1, batch_size: 1}}\n", encoding="utf-8")
+        shapes.add(getattr(load(tmp_path / "page.yaml").recipe.model, "shape", None))
+    assert shapes >= pages.keys()
+    for name in shipped_recipes():
+        model = load(name).recipe.model
+        if isinstance(model, Transformer):
+            assert f"`{name}`" in pages[model.shape], name
+            assert name not in PAPERS or f"{PAPERS[name][0]:,}" in pages[model.shape], name

@@ -1,7 +1,4 @@
-"""Norms, positions, activations and the feed-forward network against their formulas."""
-
-import math
-from collections.abc import Callable
+"""What a comparison with the plain model (tests/model/test_transformer.py) does not show of its parts."""
 
 import pytest
 import torch
@@ -21,24 +18,9 @@ from tests.reference import transformer as reference
 ATTEND = AttentionOp(Mask(), 1, torch.arange(1)[None])
 
 
-@pytest.mark.parametrize("kind", ["layer", "rms"])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("eps", [1e-5, 0.1])
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
-def test_norms(kind: str, bias: bool, eps: float, scale: float) -> None:
-    norm = build_norm(Norm.model_validate({"kind": kind, "eps": eps}), 7, bias).double()
-    torch.manual_seed(0)
-    for parameter in norm.parameters():
-        nn.init.normal_(parameter)
-    x = scale * (torch.randn(7, dtype=torch.float64) + 1)
-    parameters = {name: p.detach().numpy() for name, p in norm.named_parameters()}
-    plain = reference.Norm(kind, parameters["weight"], parameters.get("bias"), eps)
-    assert norm(x).detach().numpy() == pytest.approx(plain(x.numpy()), rel=1e-9)
-    assert ("bias" in parameters) == (bias and kind == "layer")
-
-
-@pytest.mark.parametrize("shape", [(7,), (3, 7), (2, 3, 7)])
-@pytest.mark.parametrize("trained", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("shape", "trained"), [((7,), (True, True)), ((3, 7), (True, False)), ((2, 3, 7), (False, True))]
+)
 def test_gradients_of_rms_norm(shape: tuple[int, ...], trained: tuple[bool, bool]) -> None:
     """Those of torch's own formula, whichever are wanted, also of inputs and gradients that are not contiguous."""
     torch.manual_seed(0)
@@ -66,34 +48,6 @@ def test_rms_norm_is_the_same_with_and_without_gradients() -> None:
     assert torch.equal(norm(x), alone)
 
 
-@pytest.mark.parametrize(
-    ("name", "formula"),
-    [("relu", reference.relu), ("gelu", reference.gelu), ("gelu-tanh", reference.gelu_tanh)],
-)
-def test_activations(name: str, formula: Callable[[float], float]) -> None:
-    """With W1 and W2 the identity the network is its nonlinearity."""
-    network = FeedForward(8, 8, name, False, 0.0).double()
-    nn.init.eye_(network.up.weight)
-    nn.init.eye_(network.out.weight)
-    x = torch.tensor([-6.0, -2.0, -0.7, -1e-3, 0.0, 0.5, 1.3, 7.0], dtype=torch.float64)
-    y, _, _ = network(x, ATTEND, None)
-    assert y.detach().numpy() == pytest.approx([formula(value) for value in x.tolist()], rel=1e-10, abs=1e-12)
-
-
-def test_swiglu() -> None:
-    """W2 (silu(W x) * V x), biases included, by loops."""
-    torch.manual_seed(0)
-    network = FeedForward(3, 5, "swiglu", True, 0.0).double()
-    x = torch.randn(3, dtype=torch.float64)
-    y, _, _ = network(x, ATTEND, None)
-    w, b = network.up.weight.tolist(), network.up.bias.tolist()
-    rows = [sum(w[i][j] * float(x[j]) for j in range(3)) + b[i] for i in range(10)]
-    inner = [rows[i] / (1 + math.exp(-rows[i])) * rows[5 + i] for i in range(5)]
-    out, c = network.out.weight.tolist(), network.out.bias.tolist()
-    wanted = [sum(out[i][j] * inner[j] for j in range(5)) + c[i] for i in range(3)]
-    assert y.tolist() == pytest.approx(wanted, rel=1e-10)
-
-
 def test_dropout_inside_the_network_scales_what_it_keeps() -> None:
     network = FeedForward(64, 64, "relu", False, 0.2)
     nn.init.eye_(network.up.weight)
@@ -115,15 +69,6 @@ class Double(Mixer):
         return MixerOutput(2 * x_BTD, past)
 
 
-def test_where_the_norm_stands() -> None:
-    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
-    norm = nn.LayerNorm(8)
-    pre, _, _ = Sublayer(Double(), norm, "pre", 0.0)(x, ATTEND, None)
-    post, _, _ = Sublayer(Double(), norm, "post", 0.0)(x, ATTEND, None)
-    torch.testing.assert_close(pre, x + 2 * norm(x))
-    torch.testing.assert_close(post, norm(x + 2 * x))
-
-
 def test_dropout_of_a_sublayer_leaves_the_stream_whole() -> None:
     x = torch.ones(50, 4, 16)
     torch.manual_seed(0)
@@ -131,14 +76,6 @@ def test_dropout_of_a_sublayer_leaves_the_stream_whole() -> None:
     joined = y - x
     assert torch.isclose(joined, torch.tensor(0.0)).logical_or(torch.isclose(joined, torch.tensor(2 / 0.8))).all()
     assert float(joined.mean()) == pytest.approx(2, abs=0.1)
-
-
-def test_sinusoids() -> None:
-    positions_BT = torch.tensor([[0, 1, 2, 100], [5, 3, 0, 65_535]])
-    waves = SinusoidalPositions(10)(torch.zeros(2, 4, 10, dtype=torch.float64), positions_BT)
-    for row, positions in zip(waves, positions_BT.tolist(), strict=True):
-        for wave, position in zip(row, positions, strict=True):
-            assert wave.numpy() == pytest.approx(reference.sinusoid(position, 10), abs=1e-9)
 
 
 def test_sinusoids_keep_their_phase_in_float32() -> None:

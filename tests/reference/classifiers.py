@@ -1,4 +1,4 @@
-"""Classifiers of the lectures with loops: averaging, softmax and sigmoid outputs, gradients in closed form."""
+"""Features of texts for linear classifiers, and averages of word vectors, with loops."""
 
 import re
 from collections import Counter
@@ -67,19 +67,3 @@ def deep_average(text: Sequence[int], vectors: Array, layers: Sequence[tuple[Arr
         z = weight @ h + bias
         h = np.maximum(0, z) if activation == "relu" else np.tanh(z)
     return h
-
-
-def softmax_gradient(weight: Array, x: Array, label: int) -> tuple[float, Array]:
-    """-log p_label for p = softmax(W x), and its gradient: row k is p_k x, less x for the label."""
-    scores = np.array([row @ x for row in weight])
-    p = np.exp(scores - scores.max())
-    p /= p.sum()
-    gradient = np.array([p[k] * x for k in range(len(weight))])
-    gradient[label] += -x
-    return float(-np.log(p[label])), gradient
-
-
-def sigmoid_gradient(weight: Array, x: Array, label: int) -> tuple[float, Array]:
-    """-log p for p = s(w x) of label 1, 1 - p of label 0; its gradient -x + p x, and p x."""
-    p = 1 / (1 + np.exp(-(weight @ x)))
-    return (float(-np.log(p)), -x + p * x) if label else (float(-np.log(1 - p)), p * x)
