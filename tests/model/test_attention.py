@@ -115,6 +115,6 @@ def test_more_queries_than_keys_of_a_source(kernel: None, n_queries: int) -> Non
     mixed = AttentionOp(Mask(keep_BS=keep_BS), n_queries, torch.arange(S)[None])(q, k, v, 0.0)
     assert torch.isfinite(mixed).all()
     for row in range(2):
-        own = [t[row : row + 1][:, :, keep_BS[row]] for t in (k, v)]
-        wanted = torch.nn.functional.scaled_dot_product_attention(q[row : row + 1], *own)
+        own_k, own_v = (t[row : row + 1][:, :, keep_BS[row]] for t in (k, v))
+        wanted = torch.nn.functional.scaled_dot_product_attention(q[row : row + 1], own_k, own_v)
         torch.testing.assert_close(mixed[row : row + 1], wanted, rtol=1e-9, atol=1e-12)

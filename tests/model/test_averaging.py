@@ -182,6 +182,7 @@ def test_tf_idf_of_pairs_ignores_pairs_that_no_text_had() -> None:
     """In as few buckets as three, each stands for one of the pairs that were counted, the most frequent one."""
     built = linear(tf_idf=True, word_dropout=0.0, ngrams=2, buckets=3)
     built.fit_idf_and_drop_hash_collisions_([Batch(torch.tensor([[1, 2, 1, 2], [1, 2, 3, 3], [3, 1, 2, 1]]))])
+    assert built.owner_K is not None
     known = {int(h) for h in built.owner_K if h >= 0}
     hashes = {(a, b): ((a * 1_000_003) ^ b) % 2_147_483_647 for a in range(9) for b in range(9)}
     in_texts = {(1, 2): 3, (2, 1): 2, (2, 3): 1, (3, 3): 1, (3, 1): 1}
@@ -201,6 +202,7 @@ def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
     counted = ["abc de. abc de", "de  abcdefg a", "g.g.g", "... .", "fed fed fed", "abc"]
     texts = [*counted, "abc de abc", "de abc gfe", "", ". a"]
     built = linear(tf_idf=True, word_dropout=0.0, ngrams=4, buckets=2**20, word_buckets=2**18)
+    assert built.in_word_V is not None
     built.in_word_V[3 : len(alphabet)] = True
 
     def batch(of: list[str]) -> Batch:
@@ -208,16 +210,15 @@ def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
         tokens = [[alphabet.index(char) for char in text.ljust(longest, "g")] for text in of]
         return Batch(torch.tensor(tokens), keep_BT=torch.tensor([[i < len(t) for i in range(longest)] for t in of]))
 
-    built.fit_idf_and_drop_hash_collisions_(
-        [batch(counted[:3]), batch(counted[3:5]), batch(counted[5:])]
-    )  # the last is shorter than n-grams are
-    plain = []
+    # the last is shorter than n-grams are
+    built.fit_idf_and_drop_hash_collisions_([batch(counted[:3]), batch(counted[3:5]), batch(counted[5:])])
+    expected_BB = np.zeros((len(texts), len(texts)))
     for part in (0, 1):
         of_counted, of_texts = ([reference.words_and_ngrams(t, 4)[part] for t in some] for some in (counted, texts))
         names = sorted({name for counts in of_texts for name in counts})
         ids = [[[names.index(name) for name in counts.elements()] for counts in of] for of in (of_texts, of_counted)]
-        plain.append(reference.tf_idf(*ids, len(names)))
-    expected_BB = sum(x_BF @ x_BF.T for x_BF in plain) / 2
+        plain_BF = reference.tf_idf(ids[0], ids[1], len(names))
+        expected_BB += plain_BF @ plain_BF.T / 2
     x_BF = built.sparse_feature_matrix([batch(texts)])
     np.testing.assert_allclose((x_BF @ x_BF.T).toarray(), expected_BB, rtol=1e-6, atol=1e-7)
     alone_BF = built.sparse_feature_matrix([batch([text]) for text in texts if text])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.model import build
@@ -18,8 +19,14 @@ from tests.support import tiny
 from tests.support.chunks import quick
 from tests.support.ngrams import BOS, VOCAB, counted, log_p, some_documents
 
-EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
-orders = pytest.mark.parametrize("order", range(1, 6))
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
+orders = pytest.mark.parametrize("order", [1, 2, 5])
+TEXTS = [*(document[:8] for document in some_documents()[:3]), [BOS, 4, 4, 4, 12, 3], [12, 0, 2, 2]]
+
+
+def by_kneser_ney(plain: KneserNey, text: list[int]) -> Tensor:
+    rows = [[plain.probability(text[: t + 1], w) for w in range(plain.vocab_size)] for t in range(len(text))]
+    return torch.tensor(rows, dtype=torch.float64).log()
 
 
 @orders
@@ -27,28 +34,21 @@ orders = pytest.mark.parametrize("order", range(1, 6))
 def test_probabilities_equal_the_plain_ones(order: int, mark: bool) -> None:
     documents = some_documents() if mark else [[t for d in some_documents() for t in d[1:]]]
     model, plain = counted(documents, order), KneserNey(order, documents, VOCAB)
-    for text in [*documents[:3], [BOS, 4, 4, 4, 12, 3], [12, 0, 2, 2]]:
-        text = text[:8]
-        expected = [[math.log(plain.probability(text[: t + 1], w)) for w in range(VOCAB)] for t in range(len(text))]
-        torch.testing.assert_close(log_p(model, text), torch.tensor(expected, dtype=torch.float64), **EXACT)
+    for text in TEXTS:
+        torch.testing.assert_close(log_p(model, text), by_kneser_ney(plain, text), **EXACT)
 
 
 @orders
-@pytest.mark.parametrize("k", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("k", [0.0, 0.25])
 def test_plain_and_add_k_probabilities_equal_the_formula(order: int, k: float) -> None:
     documents = some_documents()
     keys: dict[str, Any] = {"smoothing": "add-k", "k": k} if k else {"smoothing": "none"}
     model = counted(documents, order, cuts=(20, 50), **keys)
-    for text in [*documents[:3], [BOS, 4, 4, 4, 12, 3], [12, 0, 2, 2]]:
-        text = text[:8]
-        plain = [
-            [relative_frequency(order, documents, VOCAB, text[: t + 1], w, k) for w in range(VOCAB)]
-            for t in range(len(text))
-        ]
-        with np.errstate(divide="ignore"):
-            wanted = torch.from_numpy(np.log(np.array(plain)))
-        found = log_p(model, text)
-        torch.testing.assert_close(found, wanted, **EXACT)
+    for text in TEXTS:
+        places = range(1, len(text) + 1)
+        plain = [[relative_frequency(order, documents, VOCAB, text[:n], w, k) for w in range(VOCAB)] for n in places]
+        wanted = torch.tensor(plain, dtype=torch.float64).log()
+        torch.testing.assert_close(log_p(model, text), wanted, **EXACT)
         hidden_BTC = model(Batch(torch.tensor([text]))).hidden_BTD
         for token in range(VOCAB):
             targets_BT = torch.full((1, len(text)), token)
@@ -57,7 +57,7 @@ def test_plain_and_add_k_probabilities_equal_the_formula(order: int, k: float) -
 
 @orders
 @pytest.mark.parametrize("smoothing", ["kneser-ney", "none"])
-def test_n_grams_never_counted_are_known(order: int, smoothing: str) -> None:
+def test_it_knows_which_n_grams_were_counted(order: int, smoothing: str) -> None:
     documents = some_documents(20)
     model = counted(documents, order, smoothing=smoothing)
     seen = {
@@ -66,10 +66,8 @@ def test_n_grams_never_counted_are_known(order: int, smoothing: str) -> None:
         for end in range(1, len(document))
         for n in range(1, order + 1)
     }
-    for text in [*documents[:3], [BOS, 4, 4, 4, 12, 3], [12, 0, 2, 2]]:
+    for text in (text for text in TEXTS if len(text) > 1):
         inputs, targets = torch.tensor([text[:-1]]), torch.tensor([text[1:]])
-        if not inputs.numel():
-            continue
         found = model.has_counted_targets(model(Batch(inputs)).hidden_BTD, targets)[0].tolist()
         assert found == [tuple(text[max(0, end - order + 1) : end + 1]) in seen for end in range(1, len(text))]
 
@@ -81,8 +79,7 @@ def test_discounts_are_estimated_where_the_text_allows_it(order: int) -> None:
     assert plain.discounts[order] != module.FALLBACK_DISCOUNTS
     model = counted(documents, order, 60)
     text = [BOS, 2, 3, 2, 5, 50]
-    expected = [[math.log(plain.probability(text[: t + 1], w)) for w in range(60)] for t in range(len(text))]
-    torch.testing.assert_close(log_p(model, text), torch.tensor(expected, dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(log_p(model, text), by_kneser_ney(plain, text), **EXACT)
 
 
 @orders
@@ -97,9 +94,8 @@ def test_probabilities_sum_to_one_and_one_alone_is_the_same(order: int) -> None:
     )
 
 
-@orders
-def test_before_anything_is_counted_all_tokens_are_alike(order: int) -> None:
-    model = build(NGram(kind="ngram", order=order), VOCAB)
+def test_before_anything_is_counted_all_tokens_are_alike() -> None:
+    model: Any = build(NGram(kind="ngram", order=3), VOCAB)
     hidden = model(Batch(tiny.tokens(2, 4))).hidden_BTD
     alike = torch.full((2, 4, VOCAB), -math.log(VOCAB), dtype=torch.float64)
     torch.testing.assert_close(model.logits(hidden), alike, **EXACT)
@@ -116,25 +112,22 @@ def test_how_the_text_is_cut_changes_no_count(order: int, cuts: set[int], merge:
         patch.setattr(module, "MIN_BUFFERED_NGRAMS", merge)
         parts = counted(documents, order, cuts=cut)
     whole = counted(documents, order)
-    for name, tensor in whole.state_dict().items():
-        assert torch.equal(tensor, parts.state_dict()[name])
+    torch.testing.assert_close(parts.state_dict(), whole.state_dict(), rtol=0, atol=0)
 
 
 def test_wide_vocabularies_are_packed_into_several_words() -> None:
     """Five ids of a vocabulary of ten million take 117 bits."""
     documents = some_documents()
     wide = [[token if token < 3 else 10_000_000 - token for token in document] for document in documents]
-    model = counted(wide, 5, 10_000_000)
-    small = counted(documents, 5)
-    assert sorted(model.counts_G.tolist()) == sorted(small.counts_G.tolist())
-    hidden = model(Batch(torch.tensor([wide[0]]))).hidden_BTD
-    plain = KneserNey(5, wide, 10_000_000)
-    expected = [math.log(plain.probability(wide[0][: t + 1], wide[0][t])) for t in range(len(wide[0]))]
-    found = model.token_log_probs(hidden, torch.tensor([wide[0]]))[0]
+    model, plain = counted(wide, 5, 10_000_000), KneserNey(5, wide, 10_000_000)
+    assert sorted(model.counts_G.tolist()) == sorted(counted(documents, 5).counts_G.tolist())
+    text = wide[0]
+    found = model.token_log_probs(model(Batch(torch.tensor([text]))).hidden_BTD, torch.tensor([text]))[0]
+    expected = [math.log(plain.probability(text[: t + 1], text[t])) for t in range(len(text))]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), **EXACT)
 
 
-@pytest.mark.parametrize("base", [2, 258, 50_258, 10_000_001, 2**31 - 1])
+@pytest.mark.parametrize("base", [2, 50_258, 10_000_001, 2**31 - 1])
 def test_packed_n_grams_sort_as_their_tokens_do(base: int) -> None:
     """The highest ids, too, whose integers must not overflow."""
     rng = np.random.default_rng(0)

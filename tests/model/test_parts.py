@@ -1,5 +1,7 @@
 """What a comparison with the plain model (tests/model/test_transformer.py) does not show of its parts."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -24,7 +26,7 @@ ATTEND = AttentionOp(Mask(), 1, torch.arange(1)[None])
 def test_gradients_of_rms_norm(shape: tuple[int, ...], trained: tuple[bool, bool]) -> None:
     """Those of torch's own formula, whichever are wanted, also of inputs and gradients that are not contiguous."""
     torch.manual_seed(0)
-    norm = build_norm(Norm.model_validate({"kind": "rms", "eps": 0.01}), 7, False).double()
+    norm: Any = build_norm(Norm.model_validate({"kind": "rms", "eps": 0.01}), 7, False).double()
     nn.init.normal_(norm.weight)
     x, grad = (torch.randn(*shape[:-1], 14, dtype=torch.float64)[..., ::2] for _ in range(2))
     found = []
