@@ -4,44 +4,35 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.model import LanguageModel
 from tests.support import tiny
-from tests.support.cases import nightly_but
 from tests.support.errors import refuses
 from tests.support.tiny import DECODERS
 
-EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
-SHAPES = ("decoder", "prefix", "encoder", "encoder-decoder")
-shapes = pytest.mark.parametrize("shape", SHAPES)
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
+shapes = pytest.mark.parametrize("shape", ["decoder", "prefix", "encoder", "encoder-decoder"])
 KEEP = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
 
 
-def last_of(model: LanguageModel, batch: Batch) -> Tensor:
-    """The hidden states of the stack that reads text."""
-    if hasattr(model, "encode"):
-        source = Batch(batch.tokens_BT, source_BS=batch.tokens_BT, source_keep_BS=batch.keep_BT)
-        return model.encode(source).hidden_BTD
-    return model(batch).hidden_BTD
-
-
 @shapes
-@pytest.mark.parametrize("family", nightly_but(DECODERS, "gpt2", "modern"))
+@pytest.mark.parametrize("family", ["gpt2", "modern"])
 def test_there_is_one_for_the_embeddings_and_one_for_each_layer(family: str, shape: str) -> None:
     changes: dict[str, Any] = {**DECODERS[family], "shape": shape, "n_layers": 3}
-    model = tiny.model(**changes)
+    model: Any = tiny.model(**changes)
     batch = Batch(tiny.tokens(2, 7), keep_BT=KEEP)
     layers = model.hidden_states_by_layer(batch)
     assert [layer.shape for layer in layers] == [(2, 7, 16)] * 4
-    torch.testing.assert_close(layers[-1], last_of(model, batch), **EXACT)
+    if shape == "encoder-decoder":  # those of the encoder
+        read = model.encode(Batch(batch.tokens_BT, source_BS=batch.tokens_BT, source_keep_BS=KEEP))
+    else:
+        read = model(batch)
+    torch.testing.assert_close(layers[-1], read.hidden_BTD, **EXACT)
     # a model truncated after k layers has the output of layer k, after its own final norm
     for k in (1, 2):
-        shorter = tiny.model(**{**changes, "n_layers": k})
-        shorter.load_state_dict(
-            {name: value for name, value in model.state_dict().items() if name in shorter.state_dict()}
-        )
+        shorter: Any = tiny.model(**{**changes, "n_layers": k})
+        weights = model.state_dict()
+        shorter.load_state_dict({name: weights[name] for name in shorter.state_dict()})
         stack = shorter.encoder if shape == "encoder-decoder" else shorter.stack
         torch.testing.assert_close(stack.norm(layers[k]), shorter.hidden_states_by_layer(batch)[-1], **EXACT)
         torch.testing.assert_close(shorter.hidden_states_by_layer(batch)[0], layers[0], **EXACT)
@@ -72,8 +63,8 @@ def test_word_vectors_are_the_only_layer_and_counts_are_none() -> None:
     model, batch = tiny.model(**tiny.FAMILIES["skip-gram"]), Batch(tiny.tokens(2, 7))
     (layer,) = model.hidden_states_by_layer(batch)
     assert torch.equal(layer, model.token_vectors()[batch.tokens_BT])
-    assert torch.equal(model.token_vectors(), model.centres.weight)
     counts = tiny.model(**tiny.FAMILIES["3-gram"])
-    for ask in (counts.token_vectors, lambda: counts.hidden_states_by_layer(batch)):
-        with refuses("usage"):
-            ask()
+    with refuses("usage"):
+        counts.token_vectors()
+    with refuses("usage"):
+        counts.hidden_states_by_layer(batch)

@@ -62,7 +62,7 @@ def assert_same_gradients(plain: nn.Module, other: nn.Module, share: float) -> N
 def test_autocast_is_close_to_float32(device: str, dtype: torch.dtype, family: str, isolated: bool) -> None:
     plain = initial(family)
     other = copy.deepcopy(plain).to(device)
-    documents = {"documents_BT": torch.arange(19).expand(4, 19) // 7} if isolated else {}
+    documents: Any = {"documents_BT": torch.arange(19).expand(4, 19) // 7} if isolated else {}
     logits = plain.logits(tiny.read(plain, TOKENS, **documents))
     logits.log_softmax(-1)[..., 3].sum().backward()
     with torch.autocast(device, dtype=dtype):
@@ -120,7 +120,7 @@ def test_cuda_equals_the_cpu(family: str, rows: str) -> None:
     torch.set_float32_matmul_precision("highest")
     plain = initial(family)
     other = copy.deepcopy(plain).cuda()
-    more: dict[str, dict[str, Tensor]] = {
+    more: dict[str, Any] = {
         "alone": {},
         "packed": {"documents_BT": torch.arange(19).expand(4, 19) // 7},
         "padded": {"keep_BT": torch.arange(19) < torch.tensor([19, 3, 11, 18])[:, None]},

@@ -1,8 +1,10 @@
 """Heads of tags and of answers: the CRF against all sequences, and rows that do not change each other."""
 
-import numpy as np
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.model.heads import SpanReader, Tagger, TokenHeadModel
@@ -10,13 +12,16 @@ from lmtool.model.layers.crf import LinearChainCrf
 from lmtool.recipe.spec.objective import QuestionAnswering, Tagging, supported_objectives
 from tests.reference import annotated
 from tests.support import tiny
-from tests.support.cases import nightly_but
 
 LENGTHS = (4, 1, 3)
-BODIES = [name for name, of in tiny.FAMILIES.items() if "tagging" in supported_objectives(tiny.any_spec(**of))]
+BODIES = [
+    name
+    for name in tiny.of_each_kind(tiny.FAMILIES)
+    if "tagging" in supported_objectives(tiny.any_spec(**tiny.FAMILIES[name]))
+]
 
 
-def chain(seed: int = 0) -> tuple[LinearChainCrf, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def chain(seed: int = 0) -> tuple[LinearChainCrf, Any]:
     torch.manual_seed(seed)
     layer = LinearChainCrf(3).double()
     for parameter in layer.parameters():
@@ -24,30 +29,24 @@ def chain(seed: int = 0) -> tuple[LinearChainCrf, tuple[np.ndarray, np.ndarray, 
     return layer, tuple(p.detach().numpy() for p in (layer.start_C, layer.end_C, layer.transition_PC))
 
 
-def scored(n_tags: int = 3, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def scored(seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of three tags, tags, and which words there are."""
     generator = torch.Generator().manual_seed(seed)
-    scores = torch.randn(len(LENGTHS), max(LENGTHS), n_tags, generator=generator, dtype=torch.float64)
-    tags = torch.randint(n_tags, scores.shape[:2], generator=generator)
+    scores = torch.randn(len(LENGTHS), max(LENGTHS), 3, generator=generator, dtype=torch.float64)
+    tags = torch.randint(3, scores.shape[:2], generator=generator)
     keep = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     return scores, tags.where(keep, -100), keep
 
 
-def test_the_probability_of_tags_is_that_of_all_sequences() -> None:
-    layer, parts = chain()
-    scores, tags, keep = scored()
-    found = layer.log_probs(scores, tags, keep).tolist()
-    for row, n in enumerate(LENGTHS):
-        wanted = annotated.chain_log_p(scores[row, :n].numpy(), tags[row, :n].tolist(), *parts)
-        assert found[row] == pytest.approx(wanted, rel=1e-12)
-
-
-def test_the_best_tags_are_the_best_of_all_sequences() -> None:
+def test_probabilities_and_the_best_tags_are_those_of_all_sequences() -> None:
     for seed in range(20):
         layer, parts = chain(seed)
-        scores, _, keep = scored(seed=seed)
-        found = layer.decode(scores, keep)
+        scores, tags, keep = scored(seed)
+        log_p, best = layer.log_probs(scores, tags, keep).tolist(), layer.decode(scores, keep)
         for row, n in enumerate(LENGTHS):
-            assert tuple(found[row, :n].tolist()) == annotated.chain_best(scores[row, :n].numpy(), *parts)
+            own = scores[row, :n].numpy()
+            assert log_p[row] == pytest.approx(annotated.chain_log_p(own, tags[row, :n].tolist(), *parts), rel=1e-12)
+            assert tuple(best[row, :n].tolist()) == annotated.chain_best(own, *parts)
 
 
 def test_a_row_without_words_has_probability_one() -> None:
@@ -70,8 +69,8 @@ def tagger(family: str, layers: str = "last") -> Tagger:
     return Tagger(tiny.model(**of), spec, tiny.any_spec(**of)).double().eval()
 
 
-@pytest.mark.parametrize("layers", nightly_but(["last", "mix"], "last"))
-@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(BODIES))
+@pytest.mark.parametrize("layers", ["last", "mix"])
+@pytest.mark.parametrize("family", BODIES)
 def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, layers: str) -> None:
     model = tagger(family, layers=layers)
     rows = [tiny.tokens(length, seed=length).tolist() for length in (6, 9, 4)]
@@ -86,16 +85,14 @@ def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, l
         torch.testing.assert_close(alone, every[own])
 
 
-@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(BODIES))
+@pytest.mark.parametrize("family", BODIES)
 def test_every_parameter_that_is_trained_gets_a_gradient(family: str) -> None:
     of = tiny.FAMILIES[family]
-    model = tagger(family)
-    batch = Batch(tiny.tokens(6)[None], places_BW=torch.tensor([[1, 4]]))
-    model.tag_sequence_log_probs(
-        model.run_head(batch).scores, torch.tensor([[0, 2]]), torch.ones(1, 2, dtype=torch.bool)
-    ).sum().backward()
+    model, batch = tagger(family), Batch(tiny.tokens(1, 6), places_BW=torch.tensor([[1, 4]]))
     reader = SpanReader(tiny.model(**of), QuestionAnswering(kind="question-answering"), tiny.any_spec(**of)).double()
-    reader.run_head(Batch(tiny.tokens(6)[None])).scores.log_softmax(1)[0, 2].sum().backward()
-    for found in (model, reader):
-        without = [name for name, p in found.named_parameters() if p.requires_grad and p.grad is None]
-        assert without == []
+    keep_BW = torch.ones(1, 2, dtype=torch.bool)
+    tags = model.tag_sequence_log_probs(model.run_head(batch).scores, torch.tensor([[0, 2]]), keep_BW).sum()
+    start = reader.run_head(Batch(tiny.tokens(1, 6))).scores.log_softmax(1)[0, 2].sum()
+    for found, loss in ((model, tags), (reader, start)):
+        torch.autograd.backward(loss)
+        assert [name for name, p in found.named_parameters() if p.requires_grad and p.grad is None] == []
