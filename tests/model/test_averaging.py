@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from lmtool.batch import Batch
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.heads import Classifier
+from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Averaging
 from tests.reference import classifiers as reference
 from tests.support import tiny
 from tests.support.errors import refuses
+from tests.support.vocabularies import VOCABULARY
 
 EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 VOCAB = tiny.VOCAB
@@ -224,6 +226,22 @@ def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
     alone_BF = built.sparse_feature_matrix([batch([text]) for text in texts if text])
     kept = [i for i, text in enumerate(texts) if text]
     np.testing.assert_allclose((alone_BF @ alone_BF.T).toarray(), expected_BB[np.ix_(kept, kept)], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("task", ["class", "multi"])
+def test_linear_classifiers_have_the_gradients_of_their_closed_forms(task: str) -> None:
+    """(p - y) x of each class, of a softmax, or of labels by themselves, of which the loss is a mean."""
+    spec = Classification.model_validate({"kind": "classification", "task": task, "labels": list("abc"), "dropout": 0})
+    body, tokens_BT = Averaging(kind="averaging", one_hot=True, n_layers=0), tiny.tokens(1, 6)
+    built: Any = Classifier(AveragingModel(body, VOCAB), spec, body).double()
+    y_C = torch.tensor([0.0, 1.0, 0.0] if task == "class" else [1.0, 1.0, 0.0]).double()
+    batch = Batch(tokens_BT, labels_B=torch.tensor([1]), values_BC=y_C[None])
+    scores_BC = built.body.score_texts(batch, built.head, 0.0)
+    loss = ClassificationObjective(spec, VOCABULARY).head_loss(built, scores_BC, batch).total
+    (found,) = torch.autograd.grad(loss, built.head.weight)
+    x = reference.average(tokens_BT[0].tolist(), np.eye(VOCAB))
+    wanted = reference.linear_gradient(built.head.weight.detach().numpy(), x, y_C.numpy(), task == "class")
+    np.testing.assert_allclose(found, wanted, **EXACT)
 
 
 @pytest.mark.parametrize("beside", [True, False])

@@ -93,7 +93,7 @@ def test_blocks_equal_the_dense_mask(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("size", "dilation", "n_global"), [(3, 1, 0), (2, 3, 1), (4, 2, 3)])
-def test_who_is_seen_through_a_window_equals_loops(causal: bool, size: int, dilation: int, n_global: int) -> None:
+def test_who_is_seen_equals_loops(causal: bool, size: int, dilation: int, n_global: int) -> None:
     length = 17
     allowed = Mask(causal, size, dilation, n_global).to_tensor(length, length, CPU)[0]
     for q in range(length):

@@ -24,6 +24,7 @@ kinds_of_state = pytest.mark.parametrize(
     [
         *("gpt2", "full layers among windows", "n-grams", "smear", "t5", "prefix with windows"),
         *("gru with a memory", "bahdanau", "3-gram"),
+        *(name for name in CACHED if name.startswith("example")),
     ],
 )
 """Families of each kind of state, for tests that take long."""
@@ -62,17 +63,6 @@ def test_a_prefix_may_be_empty(family: str, texts: list[list[int]]) -> None:
     torch.testing.assert_close(hidden, full(model, tiny.tokens(2, 6), texts), **EXACT)
     without_source, _ = read(model, tiny.tokens(2, 6), [2], model.initial_state(Batch(tiny.tokens(2, 1))))
     torch.testing.assert_close(hidden[0], without_source[0], **EXACT)
-
-
-@pytest.mark.parametrize("family", ["multi-query", "prefix, post-norm", "2017 pre-norm"])
-def test_grouped_heads_make_the_cache_smaller(family: str) -> None:
-    _, state = read(model_of(family), tiny.tokens(2, 5), [])
-    n_kv_heads = FAMILIES[family]["n_kv_heads"]
-    kept = [layer for layer in state.layers if isinstance(layer, KeyValueCache | Memory)]
-    assert kept
-    for layer in kept:
-        assert layer.k_BNSH.shape[:2] == layer.v_BNSH.shape[:2] == (2, n_kv_heads)
-        assert layer.k_BNSH.shape[3] == layer.v_BNSH.shape[3] == 4
 
 
 @kinds_of_state
@@ -176,22 +166,23 @@ def test_slots_of_texts_that_are_given_up_do_not_pile_up(family: str, monkeypatc
 
 @families
 def test_a_search_copies_no_keys_and_values(family: str) -> None:
-    """Neither to append nor to reorder; and a common prefix is stored once."""
+    """Neither to append nor to reorder; a common prefix is stored once, and heads that several queries share, too."""
     model = model_of(family)
+
+    def places(state: DecodeState) -> list[int]:
+        return [t.data_ptr() for layer in state.layers if isinstance(layer, KeyValueCache | Memory) for t in layer]
+
     with torch.inference_mode():
         _, state = read(model, tiny.tokens(1, 3), [], tiny.start(model, 1))
         state = state.select_rows([0, 0, 0])
         _, state = model.forward_incremental(tiny.tokens(3, 1), state)
-        before = places_of(state)
+        before = places(state)
         for parents in ([0, 0, 2], [2, 1, 0], [1, 1, 1]):
             _, state = model.forward_incremental(tiny.tokens(3, 1), state.select_rows(parents))
-    assert places_of(state) == before
-    assert all(len(layer.k_BNSH) == 1 for layer in state.layers if isinstance(layer, KeyValueCache | Memory))
-
-
-def places_of(state: DecodeState) -> list[int]:
-    """Memory addresses of keys and values."""
-    return [t.data_ptr() for layer in state.layers if isinstance(layer, KeyValueCache | Memory) for t in layer]
+    assert places(state) == before
+    kept = [layer.k_BNSH.shape[:2] for layer in state.layers if isinstance(layer, KeyValueCache | Memory)]
+    n_kv_heads = FAMILIES[family].get("n_kv_heads")
+    assert all(rows == 1 and heads == (n_kv_heads or heads) for rows, heads in kept)
 
 
 @families

@@ -57,7 +57,7 @@ def test_plain_and_add_k_probabilities_equal_the_formula(order: int, k: float) -
 
 @orders
 @pytest.mark.parametrize("smoothing", ["kneser-ney", "none"])
-def test_it_knows_which_n_grams_were_counted(order: int, smoothing: str) -> None:
+def test_n_grams_never_counted_are_known(order: int, smoothing: str) -> None:
     documents = some_documents(20)
     model = counted(documents, order, smoothing=smoothing)
     seen = {

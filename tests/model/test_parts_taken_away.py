@@ -48,7 +48,7 @@ def test_without_its_mask_a_decoder_sees_what_it_predicts_and_writes_nothing() -
         model.forward_incremental(batch, tiny.start(tiny.model(), 1))
 
 
-def test_shared_layers_are_saved_updated_and_counted_once() -> None:
+def test_shared_layers_are_saved_and_updated_once() -> None:
     """Where they first occur; what they compute counts each time."""
     one, of = tiny.spec(n_layers=1), tiny.spec(n_layers=5, share_layers=True)
     single, shared = build(one, tiny.VOCAB), build(of, tiny.VOCAB)

@@ -59,34 +59,26 @@ def assert_same_gradients(plain: nn.Module, other: nn.Module, share: float) -> N
 
 
 @pytest.mark.parametrize(("device", "dtype", "family", "isolated"), cases(FAMILIES, PACKED))
-def test_autocast_is_close_to_float32(device: str, dtype: torch.dtype, family: str, isolated: bool) -> None:
+def test_autocast_is_close_to_float32_and_leaves_the_stream_in_it(
+    device: str, dtype: torch.dtype, family: str, isolated: bool
+) -> None:
     plain = initial(family)
     other = copy.deepcopy(plain).to(device)
     documents: Any = {"documents_BT": torch.arange(19).expand(4, 19) // 7} if isolated else {}
     logits = plain.logits(tiny.read(plain, TOKENS, **documents))
     logits.log_softmax(-1)[..., 3].sum().backward()
+    stream: set[torch.dtype] = set()
+    for sublayer in (module for module in other.modules() if isinstance(module, Sublayer)):
+        sublayer.register_forward_hook(lambda module, given, given_back: stream.add(given_back[0].dtype))
     with torch.autocast(device, dtype=dtype):
-        low = other.logits(tiny.read(other, TOKENS, **documents))
+        hidden = tiny.read(other, TOKENS, **documents)
+        low = other.logits(hidden)
+    assert {hidden.dtype, *stream} == {torch.float32}
     low.float().log_softmax(-1)[..., 3].sum().backward()
     assert low.dtype == dtype
     assert close(low, logits, 0.03)
     assert {parameter.dtype for parameter in other.parameters()} == {torch.float32}
     assert_same_gradients(plain, other, 0.1)
-
-
-@pytest.mark.parametrize(("device", "dtype"), PLACES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_stream_stays_float32_under_autocast(device: str, dtype: torch.dtype, family: str) -> None:
-    model = initial(family).to(device)
-    seen: list[torch.dtype] = []
-    sublayers = [module for module in model.modules() if isinstance(module, Sublayer)]
-    for sublayer in sublayers:
-        sublayer.register_forward_hook(lambda module, given, given_back: seen.append(given_back[0].dtype))
-    with torch.autocast(device, dtype=dtype):
-        hidden = tiny.read(model, TOKENS)
-    assert hidden.dtype == torch.float32
-    assert len(seen) >= len(sublayers)
-    assert set(seen) == {torch.float32}
 
 
 @pytest.mark.parametrize(("device", "dtype", "family", "autocast"), cases(CACHING, CACHING))

@@ -115,23 +115,6 @@ def test_a_recurrence_is_float32_under_autocast(cell: str, nonlinearity: str) ->
     assert torch.equal(out, plain)
 
 
-def test_what_is_chosen_by_hand() -> None:
-    score = torch.tensor([[[0.0, 3.0, 1.0, 2.0]]]).double()
-    allowed = torch.tensor([[[True, False, True, True]]])
-    nothing = torch.zeros(1, 1, 4, dtype=torch.bool)
-    wanted: dict[Any, list[float]] = {
-        "sum": [1, 0, 1, 1],
-        "mean": [1 / 3, 0, 1 / 3, 1 / 3],
-        "hard": [0, 0, 0, 1],
-        "multi-hot": [0, 0, 0.5, 0.5],
-        "soft": [np.exp(i) / (1 + np.exp(1) + np.exp(2)) if i != 3 else 0 for i in (0, 3, 1, 2)],
-    }
-    for select, weights in wanted.items():
-        np.testing.assert_allclose(selection_weights(score, allowed, select, 2)[0, 0], weights, rtol=1e-12)
-        assert not selection_weights(score, nothing, select, 2).any()
-    np.testing.assert_allclose(selection_weights(score, allowed, "multi-hot", 9)[0, 0], wanted["mean"], rtol=1e-12)
-
-
 @pytest.mark.parametrize("select", ["hard", "multi-hot"])
 def test_hard_choices_take_the_gradient_of_the_softmax(select: Any) -> None:
     """The straight-through estimator: the value of the hard choice, the gradient of the softmax."""

@@ -66,15 +66,18 @@ def test_without_attention_only_the_last_state_is_seen() -> None:
     assert state.source_keep_BS is None
 
 
-def test_selections_other_than_soft() -> None:
-    source_BS, tokens_BT = tokens(2, 5, seed=1), tokens(2, 4)
-    batch = Batch(tokens_BT, source_BS=source_BS)
-    for feed in ("output", "input"):
-        for select, n_chosen, total in (("hard", 1, 1), ("multi-hot", 3, 1), ("mean", 5, 1), ("sum", 5, 5)):
-            model, _ = seq2seq(attention={"select": select, "k": 3, "feed": feed})
-            weights = alignments(model, batch)
-            assert ((weights != 0).sum(-1) == n_chosen).all()
-            torch.testing.assert_close(weights.sum(-1), torch.full((2, 4), float(total)).double())
+@pytest.mark.parametrize("feed", ["output", "input"])
+@pytest.mark.parametrize(
+    ("select", "n_chosen", "total"), [("hard", 1, 1), ("multi-hot", 3, 1), ("mean", 4, 1), ("sum", 4, 4)]
+)
+def test_selections_other_than_soft(feed: str, select: str, n_chosen: int, total: int) -> None:
+    """Of a source of four tokens and padding, and of one that is nothing else."""
+    keep_BS = torch.tensor([[True, True, False, True, True], [False] * 5])
+    model, _ = seq2seq(attention={"select": select, "k": 3, "feed": feed})
+    weights = alignments(model, Batch(tokens(2, 4), source_BS=tokens(2, 5, seed=1), source_keep_BS=keep_BS))
+    assert not weights[~keep_BS[:, None].expand_as(weights)].any()
+    assert ((weights[0] != 0).sum(-1) == n_chosen).all()
+    torch.testing.assert_close(weights[0].sum(-1), torch.full((4,), float(total)).double())
 
 
 def test_a_source_is_needed_and_attention_for_alignments() -> None:

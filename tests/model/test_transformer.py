@@ -32,8 +32,8 @@ SEGMENTS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_logits_and_attention_weights_equal_the_plain_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of each layer in the order of computation: self-attention of an encoder, of a decoder, and across."""
+def test_logits_equal_the_plain_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the attention weights of each layer, in the order of computation."""
     weights: list[Any] = []
     by_loops = reference.attention_weights
 

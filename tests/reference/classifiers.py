@@ -1,5 +1,6 @@
-"""Features of texts for linear classifiers, and averages of word vectors, with loops."""
+"""Features of texts for linear classifiers, averages of word vectors, and gradients in closed form, with loops."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -67,3 +68,14 @@ def deep_average(text: Sequence[int], vectors: Array, layers: Sequence[tuple[Arr
         z = weight @ h + bias
         h = np.maximum(0, z) if activation == "relu" else np.tanh(z)
     return h
+
+
+def linear_gradient(weight: Array, x: Array, y: Array, is_softmax: bool) -> Array:
+    """Of -log p of the labels y by the weights W: row k is (p_k - y_k) x, for p = softmax(W x) or the sigmoid of each,
+    of which the loss is the mean."""
+    scores = [float(row @ x) for row in weight]
+    if is_softmax:
+        p = [math.exp(score) / sum(math.exp(other) for other in scores) for score in scores]
+        return np.array([(p[k] - y[k]) * x for k in range(len(weight))])
+    p = [1 / (1 + math.exp(-score)) for score in scores]
+    return np.array([(p[k] - y[k]) * x / len(weight) for k in range(len(weight))])
