@@ -1,7 +1,8 @@
-"""Attention by each of its two kernels against the formula, with gradients; and its dropout."""
+"""Attention by each of its two kernels against the formula, with gradients; its dropout; and scores against loops."""
 
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from lmtool.batch import Mask
 from lmtool.model.layers import kernels
 from lmtool.model.layers.attention import AttentionHeadSizes, AttentionOp, SelfAttention
 from lmtool.model.layers.positions import AttentionPositions, RelativePositions
+from lmtool.model.layers.scores import build_score
+from lmtool.recipe.spec.transformer import ScoreName
+from tests.reference import attention as reference
 from tests.support.attention import dense
 
 B, N, S, H = 3, 4, 7, 4
@@ -118,3 +122,16 @@ def test_more_queries_than_keys_of_a_source(kernel: None, n_queries: int) -> Non
         own_k, own_v = (t[row : row + 1][:, :, keep_BS[row]] for t in (k, v))
         wanted = torch.nn.functional.scaled_dot_product_attention(q[row : row + 1], own_k, own_v)
         torch.testing.assert_close(mixed[row : row + 1], wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", get_args(ScoreName))
+@pytest.mark.parametrize("hidden", [H, 7, 1])
+def test_scores_equal_loops(kind: ScoreName, hidden: int) -> None:
+    torch.manual_seed(0)
+    score = build_score(kind, N, H, 2, hidden).double()
+    q, k = torch.randn(2, N, 5, H, dtype=torch.float64), torch.randn(2, N, 6, H, dtype=torch.float64)
+    found = score(q, score.transform_keys(k)).detach()
+    for b, n, t, s in np.ndindex(2, N, 5, 6):
+        weights = [part[n].detach().numpy() for part in score.parameters()]
+        wanted = reference.score(kind, q[b, n, t].numpy(), k[b, n, s].numpy(), weights)
+        assert float(found[b, n, t, s]) == pytest.approx(wanted, rel=1e-10, abs=1e-12)

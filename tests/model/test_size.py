@@ -1,7 +1,9 @@
-"""Sizes without memory: equal to the built model, and refused when they cannot fit."""
+"""Sizes without memory: equal to the built model and to those of papers, and refused when they cannot fit."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +21,11 @@ from lmtool.model.size import (
     estimate_min_training_bytes,
     estimate_persistent_memory,
 )
-from lmtool.recipe.load import load
+from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.objective import ReplacedTokens
 from lmtool.recipe.spec.recipe import Model, make_generator_spec
 from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
 from lmtool.recipe.spec.training import Lora
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging
@@ -30,6 +33,7 @@ from tests.recipe.strategies import recurrents, transformers
 from tests.support import tiny
 from tests.support.errors import refuses
 from tests.support.examples import examples
+from tests.support.papers import PAPERS
 
 GIGABYTE = 10**9
 SPECS: dict[str, Model] = {name: tiny.any_spec(**tiny.FAMILIES[name]) for name in tiny.of_each_kind(tiny.FAMILIES)}
@@ -187,3 +191,36 @@ def test_a_vocabulary_that_only_the_text_gives_counts_when_it_is_known() -> None
     check_training_fits_memory(load("shakespeare-char").recipe, GIGABYTE)
     with refuses("recipe"):
         check_training_fits_memory(load("shakespeare-char", ["model.vocab_size=1000000000"]).recipe, GIGABYTE)
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE_OF = {"decoder": "transformer", "encoder": "objectives", "encoder-decoder": "transformer", "prefix": "transformer"}
+
+
+def test_recipes_too_large_for_a_laptop_have_the_sizes_of_their_papers_and_name_them() -> None:
+    large = set()
+    for name, path in shipped_recipes().items():
+        recipe = load(name).recipe
+        if isinstance(recipe.tokenizer, CharTokenizer | TokenizerFile):
+            continue
+        size = count_parameters(recipe.model, recipe.model.vocab_size or recipe.tokenizer.vocab_size).parameters
+        if size > 5e7:
+            large.add(name)
+            assert size == PAPERS[name][0], name
+            assert f"{size:,}" in path.read_text(encoding="utf-8"), name
+    assert large == set(PAPERS)
+
+
+def test_the_page_of_a_shape_has_a_recipe_of_it_and_names_all_that_are_shipped(tmp_path: Path) -> None:
+    """With sizes given in their papers."""
+    pages = {shape: (DOCS / f"{page}.md").read_text(encoding="utf-8") for shape, page in PAGE_OF.items()}
+    shapes = set()
+    for block in re.findall(r"^```yaml\n(model:\n.*?)^```", "".join(pages.values()), flags=re.MULTILINE | re.DOTALL):
+        (tmp_path / "page.yaml").write_text(f"{block}training: {{steps: 1, batch_size: 1}}\n", encoding="utf-8")
+        shapes.add(getattr(load(tmp_path / "page.yaml").recipe.model, "shape", None))
+    assert shapes >= pages.keys()
+    for name in shipped_recipes():
+        model = load(name).recipe.model
+        if isinstance(model, Transformer):
+            assert f"`{name}`" in pages[model.shape], name
+            assert name not in PAPERS or f"{PAPERS[name][0]:,}" in pages[model.shape], name

@@ -380,7 +380,7 @@ class _Weights:
             n_kv_heads=self.n_kv_heads,
             activation=of.activation,
             place=of.norm.place,
-            scale={"dot": 1.0, "scaled-dot": self.head_width**-0.5}[of.score],
+            scale=self.head_width**-0.5 if of.score == "scaled-dot" else 1.0,
             final_norm=None if of.norm.place == "post" else self.norm(f"{name}.norm"),
             addend=lambda head, query, key: self.addend(name, head, key - query),
             turn=partial(self.turn, window=isinstance(of.pattern, WindowPattern)),
@@ -408,12 +408,15 @@ class _Weights:
             norm=self.norm(f"{name}.norm"),
             gate=self.affine(f"{name}.mixer.gate") if f"{name}.mixer.gate.weight" in self.named else None,
             norms=(self.rms(f"{name}.mixer.q_norm"), self.rms(f"{name}.mixer.k_norm")) if of_itself else None,
-            score=self.score(name) if joined == "qkv" else None,
+            score=self.score(name),
         )
 
     def score(self, name: str) -> Any:
-        if not isinstance(self.of.position, DisentangledPosition):
+        own = [weights for key, weights in self.named.items() if key.startswith(f"{name}.mixer.score.")]
+        if not own:
             return None
+        if not isinstance(self.of.position, DisentangledPosition):
+            return lambda head, q, k, i, j: plain_attention.score(self.of.score, q, k, [part[head] for part in own])
         table = self.named[f"{name.partition('.')[0]}.position.table.weight"]
         keys, queries = (table @ self.named[f"{name}.mixer.score.{part}_NDH"] for part in ("key", "query"))
         return lambda head, q, k, i, j: plain_attention.disentangled(q, k, i, j, keys[head], queries[head])
