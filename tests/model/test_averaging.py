@@ -188,14 +188,13 @@ def test_tf_idf_of_pairs_ignores_pairs_that_no_text_had() -> None:
     known = {int(h) for h in built.owner_K if h >= 0}
     hashes = {(a, b): ((a * 1_000_003) ^ b) % 2_147_483_647 for a in range(9) for b in range(9)}
     in_texts = {(1, 2): 3, (2, 1): 2, (2, 3): 1, (3, 3): 1, (3, 1): 1}
-    for bucket in range(3):
-        own = {pair: n for pair, n in in_texts.items() if hashes[pair] % 3 == bucket}
-        most = {hashes[pair] for pair, n in own.items() if n == max(own.values())}
-        assert not own or most & known
-    assert len(known) == len({hashes[pair] % 3 for pair in in_texts})
+    buckets = {hashes[pair] % 3 for pair in in_texts}
+    assert len(known) == len(buckets)
+    for bucket in buckets:
+        own = {hashes[pair]: n for pair, n in in_texts.items() if hashes[pair] % 3 == bucket}
+        assert known & {number for number, n in own.items() if n == max(own.values())}
     for pair, number in hashes.items():
-        weight = vectors(built, Batch(torch.tensor([pair])))[0, VOCAB:]
-        assert bool(weight.any()) == (number in known)
+        assert bool(vectors(built, Batch(torch.tensor([pair])))[0, VOCAB:].any()) == (number in known)
 
 
 def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:

@@ -187,18 +187,17 @@ def test_a_search_copies_no_keys_and_values(family: str) -> None:
 
 @families
 def test_two_futures_of_one_state(family: str) -> None:
-    """The second finds the spare slots taken, and does not change the first."""
-    model = model_of(family)
-    tokens_BT = tiny.tokens(2, 8)
+    """The second finds the spare slots taken, does not change the first, and may be outside of inference mode."""
+    model, tokens_BT = model_of(family), tiny.tokens(2, 8)
     other_BT = torch.cat((tokens_BT[:, :3], tiny.tokens(2, 5, seed=9)), 1)
     with torch.inference_mode():
         _, state = read(model, tokens_BT[:, :3], [])
         one, first = read(model, tokens_BT[:, 3:6], [1], state)
-        two, second = read(model, other_BT[:, 3:6], [2], state)
+    with torch.no_grad():
+        two, _ = read(model, other_BT[:, 3:], [2], state)
         more_one, _ = model.forward_incremental(tokens_BT[:, 6:], first)
-        more_two, _ = model.forward_incremental(other_BT[:, 6:], second)
     torch.testing.assert_close(torch.cat((one, more_one), 1), full(model, tokens_BT)[:, 3:], **EXACT)
-    torch.testing.assert_close(torch.cat((two, more_two), 1), full(model, other_BT)[:, 3:], **EXACT)
+    torch.testing.assert_close(two, full(model, other_BT)[:, 3:], **EXACT)
 
 
 def test_caches_grow_by_half_at_a_time() -> None:
@@ -211,16 +210,6 @@ def test_caches_grow_by_half_at_a_time() -> None:
     assert len(rooms) < 12
     assert torch.equal(state.k_BNSH.flatten(), torch.arange(2000.0))
     assert torch.equal(state.v_BNSH[0, 0], -torch.arange(2000.0)[:, None].expand(-1, 2))
-
-
-def test_a_cache_made_in_inference_mode_can_be_gone_on_from_outside_of_it() -> None:
-    model = model_of("gpt2")
-    tokens_BT = tiny.tokens(2, 8)
-    with torch.inference_mode():
-        _, state = read(model, tokens_BT[:, :4], [])
-    with torch.no_grad():
-        hidden, _ = read(model, tokens_BT[:, 4:], [1], state)
-    torch.testing.assert_close(hidden, full(model, tokens_BT)[:, 4:], **EXACT)
 
 
 @families

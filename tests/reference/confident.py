@@ -1,7 +1,9 @@
 """Confident learning (Northcutt et al. 2021), in loops: slow and plain."""
 
+from collections.abc import Sequence
 
-def issues(probabilities, labels):
+
+def issues(probabilities: Sequence[Sequence[float]], labels: Sequence[int]) -> dict[int, int]:
     """The other class of each row off the diagonal of the confident joint, unless its label is predicted."""
     n_classes = len(probabilities[0])
     thresholds = []
