@@ -61,34 +61,28 @@ def test_float32_products_use_tensorfloat_unless_float32_is_asked_for(
     assert cuda[-1] == products
 
 
-@pytest.mark.parametrize(("emulated_only", "precision"), [(True, "float16"), (False, "bfloat16")])
-def test_older_gpus_compute_in_float16(
-    cuda: list[Any], monkeypatch: pytest.MonkeyPatch, emulated_only: bool, precision: str
+@pytest.mark.parametrize(("has_bfloat16", "precision"), [(False, "float16"), (True, "bfloat16")])
+def test_older_gpus_which_emulate_bfloat16_compute_in_float16(
+    cuda: list[Any], monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool, precision: str
 ) -> None:
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation or not emulated_only
-    )
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation | has_bfloat16)
     assert configure_compute("cuda", "auto").precision == precision
 
 
 @pytest.mark.parametrize(
     ("known", "precision"),
-    [
-        ({"avx512_bf16": True, "amx_bf16": False}, "bfloat16"),
-        ({"avx512_bf16": False, "amx_bf16": True}, "bfloat16"),
-        ({"avx512_bf16": False, "avx2": True}, "float32"),
-        (None, "float32"),
-    ],
+    [({"avx512_bf16": True}, "bfloat16"), ({"amx_bf16": True}, "bfloat16"), ({"avx2": True}, "float32")],
 )
 def test_a_cpu_computes_in_bfloat16_where_it_has_the_instructions(
-    monkeypatch: pytest.MonkeyPatch, known: dict[str, bool] | None, precision: str
+    monkeypatch: pytest.MonkeyPatch, known: dict[str, bool], precision: str
 ) -> None:
-    """A torch that cannot tell, such as an older one, has none."""
-    if known is None:
-        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    else:
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
     assert configure_compute("cpu", "auto").precision == precision
+
+
+def test_a_torch_that_cannot_tell_instructions_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert configure_compute("cpu", "auto").precision == "float32"
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
@@ -137,24 +131,16 @@ def test_nothing_is_summed_in_float64_where_the_gpu_has_none() -> None:
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
         ("NVIDIA L4", "l4"),
         ("NVIDIA L40S", "l40s"),
-        ("A100-SXM4-40GB", "a100"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("NVIDIA A100 80GB PCIe", "a100"),
+        *((name, "a100") for name in ("A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe")),
         ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H200", "h200"),
         ("AMD Instinct MI300X OAM", "mi300x"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
     ],
 )
-def test_the_peak_is_that_of_the_kind(name: str, kind: str) -> None:
-    assert find_peak_flops(name) == DEVICE_KINDS[kind].peak_flops
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA GeForce RTX 4090 D", "Other"],
-)
-def test_variants_with_another_peak_and_parts_have_none(name: str) -> None:
-    assert find_peak_flops(name) is None
+def test_a_gpu_has_the_peak_of_its_kind_unless_it_is_a_variant_or_a_part(name: str, kind: str | None) -> None:
+    assert find_peak_flops(name) == (DEVICE_KINDS[kind].peak_flops if kind else None)
 
 
 class WithoutFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]

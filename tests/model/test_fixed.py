@@ -100,13 +100,9 @@ def test_nothing_is_allocated_for_a_longer_text() -> None:
     assert int(fixed.newest_position_1) == 6
 
 
-@pytest.mark.parametrize(("length", "n_slots"), [(14, 16), (15, 32)])
-def test_slots_are_a_power_of_two_with_one_for_the_next_position(length: int, n_slots: int) -> None:
-    """And one more, at the end."""
-    assert DecodeStateShape.from_state(state_of("alibi", (length,))[1]) == (1, n_slots, 0)
-
-
-def test_slots_of_a_source() -> None:
+def test_slots_are_powers_of_two_with_one_for_the_next_position_and_one_more() -> None:
+    for length, n_slots in ((14, 16), (15, 32)):
+        assert DecodeStateShape.from_state(state_of("alibi", (length,))[1]) == (1, n_slots, 0)
     model, state = state_of("2017", (2, 2, 2))
     assert DecodeStateShape.from_state(state).n_source == 4
     assert DecodeStateShape.from_state(tiny.start(model, 1, [[1, 2, 3, 4, 5]])).n_source == 8

@@ -9,7 +9,7 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.model.heads import Classifier
-from lmtool.model.layers.attention import JoinedLinear, Mixer, find_linears
+from lmtool.model.layers.attention import JoinedLinear, find_linears
 from lmtool.model.lora import (
     LoraLinear,
     adapter_or_full_state_dict,
@@ -17,11 +17,8 @@ from lmtool.model.lora import (
     add_adapters_and_freeze_,
     merge_adapters_,
 )
-from lmtool.model.size import count_adapter_parameters, count_parameters
-from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.training import Lora
-from lmtool.recipe.spec.transformer import Transformer
 from tests.reference import lora as reference
 from tests.support import tiny
 
@@ -59,11 +56,9 @@ def test_quantized_weights_below_adapters(name: str, quantize: Any) -> None:
     for key in adapter_parameter_names(found):
         torch.testing.assert_close(found.get_parameter(key).grad, gradients[key].grad, rtol=1e-4, atol=1e-6)
     for model in (found, wanted):
-        assert adapter_or_full_state_dict(model).keys() == set(adapter_parameter_names(found))
-    for model in (found, wanted):
+        assert adapter_or_full_state_dict(model).keys() == set(adapter_parameter_names(model))
         merge_adapters_(model)
-    for key, value in found.state_dict().items():
-        torch.testing.assert_close(value, wanted.state_dict()[key], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.state_dict(), wanted.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("adapted", [(True, False, True), (True, True, True), (False, True, False)])
@@ -147,25 +142,14 @@ def test_only_adapters_and_the_head_learn_and_only_they_are_kept() -> None:
     add_adapters_and_freeze_(model.body, Lora())
     learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert learning == head | set(adapter_parameter_names(model)) == set(adapter_or_full_state_dict(model))
-    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    assert len(set(adapter_parameter_names(model))) == 2 * len(mixers) / 2
-
-
-def test_adapters_are_at_most_two_percent_of_a_model() -> None:
-    """With few matrices adapted, as by default, and with all of them."""
-    recipe = load("gpt2-124m").recipe
-    assert isinstance(recipe.model, Transformer)
-    whole = count_parameters(recipe.model, 50_257).parameters
-    for lora, least, most in ((Lora(), 0.001, 0.01), (Lora(targets=ALL), 0.01, 0.02)):
-        assert least < count_adapter_parameters(recipe.model, lora) / whole < most
+    assert len(set(adapter_parameter_names(model))) == 2 * 2
 
 
 def test_dropout_is_of_what_adapters_read() -> None:
     """With zero adapters dropout has no effect."""
-    model = tiny.model()
+    model, batch = tiny.model(), Batch(tiny.tokens(2, 5))
     add_adapters_and_freeze_(model, Lora(dropout=0.5))
     model.train()
-    batch = Batch(tiny.tokens(2, 5))
     assert torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)
     drawn(model)
     assert not torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)
