@@ -8,10 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.model import build
+from lmtool.model import NGramModel, build
 from lmtool.model import ngram as module
 from lmtool.recipe.spec.words import NGram
 from tests.reference.ngram import KneserNey, relative_frequency
@@ -24,18 +23,30 @@ orders = pytest.mark.parametrize("order", [1, 2, 5])
 TEXTS = [*(document[:8] for document in some_documents()[:3]), [BOS, 4, 4, 4, 12, 3], [12, 0, 2, 2]]
 
 
-def by_kneser_ney(plain: KneserNey, text: list[int]) -> Tensor:
-    rows = [[plain.probability(text[: t + 1], w) for w in range(plain.vocab_size)] for t in range(len(text))]
-    return torch.tensor(rows, dtype=torch.float64).log()
+def assert_probabilities(model: NGramModel, text: list[int], p_TV: list[list[float]]) -> None:
+    """Of all tokens at once, and of each alone."""
+    wanted = torch.tensor(p_TV, dtype=torch.float64).log()
+    torch.testing.assert_close(log_p(model, text), wanted, **EXACT)
+    hidden_BTC = model(Batch(torch.tensor([text]))).hidden_BTD
+    for token in range(len(p_TV[0])):
+        targets_BT = torch.full((1, len(text)), token)
+        torch.testing.assert_close(model.token_log_probs(hidden_BTC, targets_BT)[0], wanted[:, token], **EXACT)
 
 
 @orders
-@pytest.mark.parametrize("mark", [True, False])
-def test_probabilities_equal_the_plain_ones(order: int, mark: bool) -> None:
-    documents = some_documents() if mark else [[t for d in some_documents() for t in d[1:]]]
-    model, plain = counted(documents, order), KneserNey(order, documents, VOCAB)
-    for text in TEXTS:
-        torch.testing.assert_close(log_p(model, text), by_kneser_ney(plain, text), **EXACT)
+@pytest.mark.parametrize("kind", ["few", "without marks", "many"])
+def test_probabilities_equal_the_plain_ones(order: int, kind: str) -> None:
+    """Of many documents discounts are estimated, of few they are fixed."""
+    documents, vocab_size = some_documents(), VOCAB
+    if kind == "without marks":
+        documents = [[t for d in documents for t in d[1:]]]
+    elif kind == "many":
+        documents, vocab_size = some_documents(400, vocab_size=60), 60
+    model, plain = counted(documents, order, vocab_size), KneserNey(order, documents, vocab_size)
+    assert kind != "many" or plain.discounts[order] != module.FALLBACK_DISCOUNTS
+    for text in TEXTS if kind != "many" else [[BOS, 2, 3, 2, 5, 50]]:
+        places = range(1, len(text) + 1)
+        assert_probabilities(model, text, [[plain.probability(text[:n], w) for w in range(vocab_size)] for n in places])
 
 
 @orders
@@ -47,12 +58,7 @@ def test_plain_and_add_k_probabilities_equal_the_formula(order: int, k: float) -
     for text in TEXTS:
         places = range(1, len(text) + 1)
         plain = [[relative_frequency(order, documents, VOCAB, text[:n], w, k) for w in range(VOCAB)] for n in places]
-        wanted = torch.tensor(plain, dtype=torch.float64).log()
-        torch.testing.assert_close(log_p(model, text), wanted, **EXACT)
-        hidden_BTC = model(Batch(torch.tensor([text]))).hidden_BTD
-        for token in range(VOCAB):
-            targets_BT = torch.full((1, len(text)), token)
-            torch.testing.assert_close(model.token_log_probs(hidden_BTC, targets_BT)[0], wanted[:, token], **EXACT)
+        assert_probabilities(model, text, plain)
 
 
 @orders
@@ -72,34 +78,10 @@ def test_n_grams_never_counted_are_known(order: int, smoothing: str) -> None:
         assert found == [tuple(text[max(0, end - order + 1) : end + 1]) in seen for end in range(1, len(text))]
 
 
-@orders
-def test_discounts_are_estimated_where_the_text_allows_it(order: int) -> None:
-    documents = some_documents(400, vocab_size=60)
-    plain = KneserNey(order, documents, 60)
-    assert plain.discounts[order] != module.FALLBACK_DISCOUNTS
-    model = counted(documents, order, 60)
-    text = [BOS, 2, 3, 2, 5, 50]
-    torch.testing.assert_close(log_p(model, text), by_kneser_ney(plain, text), **EXACT)
-
-
-@orders
-def test_probabilities_sum_to_one_and_one_alone_is_the_same(order: int) -> None:
-    model = counted(some_documents(), order)
-    tokens_BT, targets_BT = tiny.tokens(5, 12), tiny.tokens(5, 12, seed=1)
-    hidden = model(Batch(tokens_BT)).hidden_BTD
-    every = model.logits(hidden)
-    torch.testing.assert_close(every.exp().sum(-1), torch.ones(5, 12, dtype=torch.float64), **EXACT)
-    torch.testing.assert_close(
-        model.token_log_probs(hidden, targets_BT), every.gather(-1, targets_BT[..., None])[..., 0], **EXACT
-    )
-
-
 def test_before_anything_is_counted_all_tokens_are_alike() -> None:
-    model: Any = build(NGram(kind="ngram", order=3), VOCAB)
-    hidden = model(Batch(tiny.tokens(2, 4))).hidden_BTD
-    alike = torch.full((2, 4, VOCAB), -math.log(VOCAB), dtype=torch.float64)
-    torch.testing.assert_close(model.logits(hidden), alike, **EXACT)
-    torch.testing.assert_close(model.token_log_probs(hidden, tiny.tokens(2, 4)), alike[..., 0], **EXACT)
+    model = build(NGram(kind="ngram", order=3), VOCAB)
+    assert isinstance(model, NGramModel)
+    assert_probabilities(model, [2, 5, 3], [[1 / VOCAB] * VOCAB] * 3)
 
 
 @orders

@@ -1,7 +1,6 @@
 """Lower precision and other devices come close to float32 on the CPU."""
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,31 +12,19 @@ from lmtool.model.layers.stack import Sublayer
 from tests.support import tiny
 from tests.support.tiny import CACHED, TRANSFORMERS, VOCAB
 
-PLACES = [
-    pytest.param("cpu", torch.bfloat16, id="cpu bfloat16"),
-    pytest.param("cpu", torch.float16, id="cpu float16"),
-    pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu, id="cuda bfloat16"),
-    pytest.param("cuda", torch.float16, marks=pytest.mark.gpu, id="cuda float16"),
-]
+places = pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        pytest.param(device, dtype, marks=[pytest.mark.gpu] if device == "cuda" else [])
+        for device in ("cpu", "cuda")
+        for dtype in (torch.bfloat16, torch.float16)
+    ],
+)
 FAMILIES = tiny.of_each_kind(TRANSFORMERS)
 CACHING = [name for name in FAMILIES if name in CACHED]
 PACKED = [name for name in FAMILIES if TRANSFORMERS[name].get("shape") not in ("encoder-decoder", "prefix")]
 """Families whose rows may hold several documents."""
 TOKENS = tiny.tokens(4, 19)
-
-
-def cases(families: Iterable[str], separately: Iterable[str]) -> list[Any]:
-    """(device, type, family, whether it is of the second kind): on a CPU each family once of each kind it has.
-
-    One is in bfloat16 and one in float16, of which the kernels differ, and the masks do not.
-    """
-    of_cpu, of_gpu = PLACES[:2], PLACES[2:]
-    first = [(place, family, False) for family in families for place in (of_cpu[0], *of_gpu)]
-    second = [(place, family, True) for family in separately for place in (of_cpu[1], *of_gpu)]
-    return [
-        pytest.param(*place.values, family, kind, marks=place.marks, id=f"{place.id}, {family}, {kind}")
-        for place, family, kind in (*first, *second)
-    ]
 
 
 def initial(family: str) -> Any:
@@ -58,12 +45,13 @@ def assert_same_gradients(plain: nn.Module, other: nn.Module, share: float) -> N
             assert close(parameter.grad, wanted.grad, share), name
 
 
-@pytest.mark.parametrize(("device", "dtype", "family", "isolated"), cases(FAMILIES, PACKED))
-def test_autocast_is_close_to_float32_and_leaves_the_stream_in_it(
-    device: str, dtype: torch.dtype, family: str, isolated: bool
-) -> None:
+@places
+@pytest.mark.parametrize("family", FAMILIES)
+def test_autocast_is_close_to_float32_and_leaves_the_stream_in_it(device: str, dtype: torch.dtype, family: str) -> None:
+    """In float16 with several documents in a row: kernels differ by type, and masks do not."""
     plain = initial(family)
     other = copy.deepcopy(plain).to(device)
+    isolated = dtype == torch.float16 and family in PACKED
     documents: Any = {"documents_BT": torch.arange(19).expand(4, 19) // 7} if isolated else {}
     logits = plain.logits(tiny.read(plain, TOKENS, **documents))
     logits.log_softmax(-1)[..., 3].sum().backward()
@@ -81,12 +69,15 @@ def test_autocast_is_close_to_float32_and_leaves_the_stream_in_it(
     assert_same_gradients(plain, other, 0.1)
 
 
-@pytest.mark.parametrize(("device", "dtype", "family", "autocast"), cases(CACHING, CACHING))
+@places
+@pytest.mark.parametrize("family", CACHING)
 @torch.no_grad()
-def test_cached_decoding_in_low_precision(device: str, dtype: torch.dtype, family: str, autocast: bool) -> None:
+def test_cached_decoding_in_low_precision(device: str, dtype: torch.dtype, family: str) -> None:
+    """By autocast to float16, and with all weights in bfloat16."""
     plain = initial(family)
     wanted = tiny.read(plain, TOKENS)
     other = copy.deepcopy(plain).to(device)
+    autocast = dtype == torch.float16
     other = other if autocast else other.to(dtype)
     with torch.autocast(device, dtype=dtype, enabled=autocast):
         hidden = in_steps(other)
