@@ -57,22 +57,22 @@ def texts_of(tokens_BT: Tensor, keep_BT: Tensor) -> list[list[int]]:
     return [tokens_T[keep_T].tolist() for tokens_T, keep_T in zip(tokens_BT, keep_BT, strict=True)]
 
 
-@pytest.mark.parametrize(("n_layers", "activation"), [(0, "relu"), (1, "tanh"), (3, "relu")])
+NETWORKS: list[dict[str, Any]] = [
+    {"n_layers": 0},
+    {"n_layers": 1, "activation": "tanh"},
+    {"n_layers": 3, "activation": "relu"},
+    {"n_layers": 0, "one_hot": True, "buckets": 1000},
+]
+
+
+@pytest.mark.parametrize("keys", NETWORKS, ids=str)
 @pytest.mark.parametrize("ngrams", [1, 2, 4, 8])
-def test_it_equals_the_plain_network(ngrams: int, n_layers: int, activation: str) -> None:
-    built = model(ngrams=ngrams, buckets=7, n_layers=n_layers, activation=activation)
-    tokens_BT = tiny.tokens(3, 6)
+def test_it_equals_the_plain_network(ngrams: int, keys: dict[str, Any]) -> None:
+    """One-hot words give their shares, without weights."""
+    built, tokens_BT = model(**{"ngrams": ngrams, "buckets": 7, **keys}), tiny.tokens(3, 6)
     found = vectors(built, Batch(tokens_BT, keep_BT=KEEP))
     torch.testing.assert_close(found, expected(built, texts_of(tokens_BT, KEEP), ngrams), **EXACT)
-
-
-@pytest.mark.parametrize("ngrams", [1, 2, 4])
-def test_one_hot_words_give_their_shares(ngrams: int) -> None:
-    built, tokens_BT = linear(ngrams=ngrams, buckets=1000), tiny.tokens(3, 6)
-    found = vectors(built, Batch(tokens_BT, keep_BT=KEEP))
-    torch.testing.assert_close(found, expected(built, texts_of(tokens_BT, KEEP), ngrams), **EXACT)
-    assert found.shape[1] == VOCAB + (1000 if ngrams > 1 else 0)
-    assert list(built.parameters()) == []
+    assert "one_hot" not in keys or not list(built.parameters())
 
 
 @pytest.mark.parametrize("ngrams", [1, 2])

@@ -187,14 +187,14 @@ def test_a_search_copies_no_keys_and_values(family: str) -> None:
 
 @families
 def test_two_futures_of_one_state(family: str) -> None:
-    """The second finds the spare slots taken, does not change the first, and may be outside of inference mode."""
+    """The second finds the spare slots taken, does not change the first, which goes on outside of inference mode."""
     model, tokens_BT = model_of(family), tiny.tokens(2, 8)
     other_BT = torch.cat((tokens_BT[:, :3], tiny.tokens(2, 5, seed=9)), 1)
     with torch.inference_mode():
         _, state = read(model, tokens_BT[:, :3], [])
         one, first = read(model, tokens_BT[:, 3:6], [1], state)
+        two, _ = read(model, other_BT[:, 3:], [2, 4], state)
     with torch.no_grad():
-        two, _ = read(model, other_BT[:, 3:], [2], state)
         more_one, _ = model.forward_incremental(tokens_BT[:, 6:], first)
     torch.testing.assert_close(torch.cat((one, more_one), 1), full(model, tokens_BT)[:, 3:], **EXACT)
     torch.testing.assert_close(two, full(model, other_BT)[:, 3:], **EXACT)

@@ -8,7 +8,6 @@ from lmtool.model import build
 from lmtool.model.heads import Classifier
 from lmtool.model.layers.observing import find_attention_modules, record_attention_weights
 from lmtool.recipe.spec.objective import Classification
-from tests.reference import attention as plain_attention
 from tests.support import tiny
 
 ATTENDING = {name: of for name, of in tiny.FAMILIES.items() if "kind" not in of or of.get("attention")}
@@ -78,18 +77,3 @@ def test_a_pool_of_another_kind_does_not_attend() -> None:
     attention = mean.model_copy(update={"pool": "attention"})
     for spec, attending in ((mean, set()), (attention, {"pool"})):
         assert set(find_attention_modules(Classifier(build(of, tiny.VOCAB), spec, of))) == attending
-
-
-def test_windows_of_a_model_are_those_of_its_pattern() -> None:
-    """A row that is long enough for blocks, in a Longformer with a global token."""
-    changes = tiny.TRANSFORMERS["longformer"] | {"context": 200, "position": {"kind": "sinusoidal"}}
-    pattern = changes["pattern"]
-    model = tiny.model(dtype=torch.float32, **changes)
-    with torch.no_grad(), record_attention_weights(model) as found:
-        model(Batch(tiny.tokens(1, 180)))
-    for weights_BNTS in found.values():
-        for t in (0, 1, 100, 179):
-            seen = [
-                s for s in range(180) if plain_attention.in_window(t, s, pattern["size"], 1, pattern["global_tokens"])
-            ]
-            assert weights_BNTS[0, 0, t].nonzero()[:, 0].tolist() == seen

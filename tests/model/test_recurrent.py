@@ -1,4 +1,4 @@
-"""Recurrent layers and decoders equal plain loops; packed computation equals separate rows."""
+"""Recurrent layers, decoders, encoder-decoders and models of both directions equal plain loops, packed or padded."""
 
 from typing import Any
 
@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from lmtool.batch import Batch, Mask
 from lmtool.model import build
+from lmtool.model.features import ScalarMix
 from lmtool.model.layers.cells import TextLayout, build_cell
 from lmtool.model.layers.memory_attention import RecurrentStateAttention, past_mask, selection_weights
+from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.state import KeyValueCache
 from lmtool.recipe.spec.recurrent import Recurrent
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, alignments, built, spec
 from tests.reference import recurrent as reference
-from tests.support.recurrent import EXACT, SCORES, tokens
+from tests.support.recurrent import EXACT, SCORES, by_loops, tokens
 
 cells = pytest.mark.parametrize(("cell", "nonlinearity"), CELLS, ids=[f"{c}-{n}" for c, n in CELLS])
 MEMORIES: list[dict[str, Any]] = [
@@ -188,3 +190,143 @@ def test_dropout_is_of_embeddings_between_layers_and_of_outputs() -> None:
     assert 0.4 < float((hidden == 0).float().mean()) < 0.6
     kept = hidden != 0
     assert not torch.allclose(hidden[kept], 2 * plain[kept], rtol=0.1), "what it read was dropped as well"
+
+
+ATTENTIONS: list[dict[str, Any]] = [{"score": score, "feed": feed} for feed in ("output", "input") for score in SCORES]
+CASES: list[dict[str, Any]] = [
+    *(
+        {"cell": "gru", "attention": attention, "bidirectional_encoder": both}
+        for both in (False, True)
+        for attention in (None, *ATTENTIONS)
+    ),
+    {"cell": "lstm", "bidirectional_encoder": True},
+    *(
+        {"cell": cell, "nonlinearity": nonlinearity, "attention": {"feed": feed}, "n_layers": n, "tie_embeddings": tied}
+        for cell, nonlinearity in CELLS
+        for feed, n, tied in (("output", 1, True), ("input", 3, False))
+    ),
+]
+
+
+def seq2seq(**changes: Any) -> tuple[Any, Recurrent]:
+    of = spec(shape="encoder-decoder", **changes)
+    return built(of), of
+
+
+@pytest.mark.parametrize("changes", CASES, ids=str)
+def test_an_encoder_decoder_equals_the_loop(changes: dict[str, Any]) -> None:
+    model, of = seq2seq(**changes)
+    tokens_BT, source_BS = tokens(2, 7), tokens(2, 5, seed=1)
+    batch = Batch(tokens_BT, source_BS=source_BS)
+    logits = model.logits(model(batch).hidden_BTD).detach()
+    for row in range(2):
+        wanted, aligned = by_loops(model, of, source_BS[row], tokens_BT[row])
+        np.testing.assert_allclose(logits[row], wanted, **EXACT)
+        if of.attention is not None:
+            np.testing.assert_allclose(alignments(model, batch)[row].detach(), aligned, **EXACT)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS, ids=str)
+def test_padding_of_a_source_gets_no_attention(attention: dict[str, Any]) -> None:
+    """Not even where a source is nothing but padding."""
+    model, _ = seq2seq(attention=attention, bidirectional_encoder=True)
+    keep_BS = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
+    batch = Batch(tokens(3, 5), source_BS=tokens(3, 6, seed=2), source_keep_BS=keep_BS)
+    weights = alignments(model, batch)
+    assert not weights[~keep_BS[:, None].expand_as(weights)].any()
+    torch.testing.assert_close(weights[:2].sum(-1), torch.ones(2, 5).double())
+    assert torch.isfinite(model(batch).hidden_BTD).all()
+
+
+def test_without_attention_only_the_last_state_is_seen() -> None:
+    """The bottleneck: two sources that end in the same state are the same to the decoder."""
+    model, _ = seq2seq(cell="gru")
+    state = model.initial_state(Batch(tokens(2, 1), source_BS=tokens(2, 5)))
+    assert [tuple(part.shape) for layer in state.layers for part in layer] == [(2, 6), (2, 6)]
+    assert state.source_keep_BS is None
+
+
+@pytest.mark.parametrize("feed", ["output", "input"])
+@pytest.mark.parametrize(
+    ("select", "n_chosen", "total"), [("hard", 1, 1), ("multi-hot", 3, 1), ("mean", 4, 1), ("sum", 4, 4)]
+)
+def test_selections_other_than_soft(feed: str, select: str, n_chosen: int, total: int) -> None:
+    """Of a source of four tokens and padding, and of one that is nothing else."""
+    keep_BS = torch.tensor([[True, True, False, True, True], [False] * 5])
+    model, _ = seq2seq(attention={"select": select, "k": 3, "feed": feed})
+    weights = alignments(model, Batch(tokens(2, 4), source_BS=tokens(2, 5, seed=1), source_keep_BS=keep_BS))
+    assert not weights[~keep_BS[:, None].expand_as(weights)].any()
+    assert ((weights[0] != 0).sum(-1) == n_chosen).all()
+    torch.testing.assert_close(weights[0].sum(-1), torch.full((4,), float(total)).double())
+
+
+def test_a_source_is_needed_and_attention_for_alignments() -> None:
+    model, _ = seq2seq()
+    with pytest.raises(ValueError, match="source"):
+        model(Batch(tokens(1, 3)))
+    with record_attention_weights(model) as weights:
+        model(Batch(tokens(1, 3), source_BS=tokens(1, 3)))
+    assert not weights
+
+
+def half(model: Any, name: str, **changes: Any) -> Any:
+    """A decoder with the weights of one direction."""
+    decoder = build(spec(**changes), VOCAB).double().eval()
+    weights = {key.replace(f"{name}.", "rnn."): w for key, w in model.state_dict().items()}
+    decoder.load_state_dict({key: weights[key] for key in decoder.state_dict()})
+    return decoder
+
+
+@pytest.mark.parametrize(("cell", "nonlinearity"), CELLS)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_it_is_two_models_one_of_which_reads_the_reversed_text(cell: str, nonlinearity: str, tied: bool) -> None:
+    changes: dict[str, Any] = {"cell": cell, "nonlinearity": nonlinearity, "tie_embeddings": tied}
+    model = built(spec(shape="bidirectional", **changes))
+    forth, back = (half(model, name, **changes) for name in ("forth", "back"))
+    batch, reversed_batch = Batch(tokens(2, 8)), Batch(tokens(2, 8).flip(1))
+    torch.testing.assert_close(model(batch).hidden_BTD, forth(batch).hidden_BTD, **EXACT)
+    torch.testing.assert_close(
+        model.forward_right_to_left(batch).hidden_BTD, back(reversed_batch).hidden_BTD.flip(1), **EXACT
+    )
+    layers = model.hidden_states_by_layer(batch)
+    assert len(layers) == 3
+    pairs = zip(layers, forth.hidden_states_by_layer(batch), back.hidden_states_by_layer(reversed_batch), strict=True)
+    for joined, one, other in pairs:
+        torch.testing.assert_close(joined, torch.cat((one, other.flip(1)), -1), **EXACT)
+
+
+def test_a_residual_layer_adds_what_it_reads() -> None:
+    """The outputs of the second layer less those of the first are states of a plain layer that reads the first."""
+    of = spec(shape="bidirectional", residual=True)
+    model = built(of)
+    weights, batch = Weights(model, of), Batch(tokens(1, 8))
+    first_TD, second_TD = (layer[0].detach().numpy() for layer in model.hidden_states_by_layer(batch)[1:])
+    forth, _ = weights.layer("forth.cells.1").run(list(first_TD[:, :6]))
+    back, _ = weights.layer("back.cells.1").run(list(first_TD[::-1, 6:]))
+    np.testing.assert_allclose(second_TD - first_TD, np.concatenate((forth, back[::-1]), 1), **EXACT)
+
+
+def test_padding_and_neighbours_in_a_row_change_no_layer() -> None:
+    model = built(spec(shape="bidirectional"))
+    keep_BT = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0]]).bool()
+    documents_BT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]])
+    tokens_BT = tokens(1, 8)
+    batch = Batch(tokens_BT, keep_BT=keep_BT, documents_BT=documents_BT)
+    for places in ([1, 2, 4], [5, 6]):
+        alone = Batch(tokens_BT[:, places])
+        together = model.forward_right_to_left(batch).hidden_BTD[:, places]
+        torch.testing.assert_close(together, model.forward_right_to_left(alone).hidden_BTD, **EXACT)
+        for joined, own in zip(model.hidden_states_by_layer(batch), model.hidden_states_by_layer(alone), strict=True):
+            torch.testing.assert_close(joined[:, places], own, **EXACT)
+
+
+def test_a_mix_equals_the_paper() -> None:
+    layers = [torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    mix = ScalarMix(3).double()
+    torch.testing.assert_close(mix(layers), torch.stack(layers).mean(0), msg="all layers weigh the same at first")
+    with torch.no_grad():
+        mix.scalars_L.copy_(torch.tensor([0.5, -1.0, 2.0]))
+        mix.gamma.fill_(1.7)
+    wanted = reference.scalar_mix([h.detach().numpy() for h in layers], [0.5, -1.0, 2.0], 1.7)
+    np.testing.assert_allclose(mix(layers).detach(), wanted, **EXACT)
+    assert all(gradient.any() for gradient in torch.autograd.grad(mix(layers).square().sum(), [*mix.parameters()]))
