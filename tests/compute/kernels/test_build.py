@@ -67,6 +67,17 @@ def test_what_nobody_else_can_write_is_kept_and_read_again(compiled: list[bytes]
     assert not (folder.stat().st_mode | library.stat().st_mode) & 0o022
 
 
+def test_a_damaged_library_or_that_of_another_processor_is_compiled_again(
+    compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = build._read_or_compile_library()
+    (library,) = tmp_path.rglob("*.so")
+    library.write_bytes(content[:-1])
+    assert build._read_or_compile_library() == compiled[1]
+    monkeypatch.setattr(build, "_processor_features", lambda: "another")
+    assert build._read_or_compile_library() == compiled[2]
+
+
 def test_in_a_folder_of_another_user_or_none_nothing_is_kept(
     compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,36 +131,6 @@ def test_a_compiler_that_fails_is_told(compiler: Callable[[str], None], caplog: 
     compiler("echo 'error: no such instruction' >&2\nexit 1")
     assert build.load_kernels() is None
     assert "no such instruction" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
-    calls: list[list[str]] = []
-    compile_ = build._compile
-
-    def noted(compiler: list[str]) -> bytes:
-        calls.append(compiler)
-        return compile_(compiler)
-
-    monkeypatch.setattr(build, "_compile", noted)
-    for _ in range(2):
-        build.load_kernels.cache_clear()
-        assert build.load_kernels() is not None
-    assert len(calls) == 1
-    (stored,) = tmp_path.rglob("*.so")
-    content = stored.read_bytes()
-    stored.unlink()  # it is loaded here
-    stored.write_bytes(content[:-1])
-    build.load_kernels.cache_clear()
-    assert build.load_kernels() is not None
-    assert len(calls) == 2
-    assert len(list(tmp_path.rglob("*.so"))) == 1
-    monkeypatch.setattr(build, "_processor_features", lambda: "another")
-    build.load_kernels.cache_clear()
-    assert build.load_kernels() is not None
-    assert len(calls) == 3
-    build.load_kernels.cache_clear()
 
 
 @pytest.mark.slow
