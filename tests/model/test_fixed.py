@@ -9,7 +9,6 @@ import torch
 from lmtool.model import DecodeState
 from lmtool.model import fixed as module
 from lmtool.model.fixed import DecodeStateShape, StaticDecodeState
-from lmtool.model.state import RowTokens
 from tests.support import tiny
 from tests.support.tiny import CACHED, TRANSFORMERS
 
@@ -76,17 +75,6 @@ def test_it_grows_on(family: str) -> None:
         tokens_BT = tiny.tokens(before.n_rows, 3, seed=11)
         wanted, _ = model.forward_incremental(tokens_BT, before)
         torch.testing.assert_close(model.forward_incremental(tokens_BT, after)[0], wanted, **EXACT)
-
-
-@torch.inference_mode()
-def test_tokens_of_ngrams_grow_into_those_that_were_loaded() -> None:
-    """As many of each row as were read, by which a row that joins is aligned."""
-    for family in ("n-grams", "smear"):
-        _, state = state_of(family, (1, 2, 2))
-        grown = replace(fixed_of(state), length=state.length).to_growable()
-        loaded, again = ([part for part in one.layers if isinstance(part, RowTokens)] for one in (state, grown))
-        assert len(loaded) == len(again) > 0
-        torch.testing.assert_close(again, loaded, rtol=0, atol=0)
 
 
 @torch.inference_mode()

@@ -226,18 +226,6 @@ def test_an_encoder_decoder_equals_the_loop(changes: dict[str, Any]) -> None:
             np.testing.assert_allclose(alignments(model, batch)[row].detach(), aligned, **EXACT)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS, ids=str)
-def test_padding_of_a_source_gets_no_attention(attention: dict[str, Any]) -> None:
-    """Not even where a source is nothing but padding."""
-    model, _ = seq2seq(attention=attention, bidirectional_encoder=True)
-    keep_BS = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
-    batch = Batch(tokens(3, 5), source_BS=tokens(3, 6, seed=2), source_keep_BS=keep_BS)
-    weights = alignments(model, batch)
-    assert not weights[~keep_BS[:, None].expand_as(weights)].any()
-    torch.testing.assert_close(weights[:2].sum(-1), torch.ones(2, 5).double())
-    assert torch.isfinite(model(batch).hidden_BTD).all()
-
-
 def test_without_attention_only_the_last_state_is_seen() -> None:
     """The bottleneck: two sources that end in the same state are the same to the decoder."""
     model, _ = seq2seq(cell="gru")
@@ -248,13 +236,16 @@ def test_without_attention_only_the_last_state_is_seen() -> None:
 
 @pytest.mark.parametrize("feed", ["output", "input"])
 @pytest.mark.parametrize(
-    ("select", "n_chosen", "total"), [("hard", 1, 1), ("multi-hot", 3, 1), ("mean", 4, 1), ("sum", 4, 4)]
+    ("select", "n_chosen", "total"),
+    [("soft", 4, 1), ("hard", 1, 1), ("multi-hot", 3, 1), ("mean", 4, 1), ("sum", 4, 4)],
 )
-def test_selections_other_than_soft(feed: str, select: str, n_chosen: int, total: int) -> None:
+def test_padding_of_a_source_is_not_selected(feed: str, select: str, n_chosen: int, total: int) -> None:
     """Of a source of four tokens and padding, and of one that is nothing else."""
     keep_BS = torch.tensor([[True, True, False, True, True], [False] * 5])
-    model, _ = seq2seq(attention={"select": select, "k": 3, "feed": feed})
-    weights = alignments(model, Batch(tokens(2, 4), source_BS=tokens(2, 5, seed=1), source_keep_BS=keep_BS))
+    model, _ = seq2seq(attention={"select": select, "k": 3, "feed": feed}, bidirectional_encoder=True)
+    batch = Batch(tokens(2, 4), source_BS=tokens(2, 5, seed=1), source_keep_BS=keep_BS)
+    weights = alignments(model, batch)
+    assert torch.isfinite(model(batch).hidden_BTD).all()
     assert not weights[~keep_BS[:, None].expand_as(weights)].any()
     assert ((weights[0] != 0).sum(-1) == n_chosen).all()
     torch.testing.assert_close(weights[0].sum(-1), torch.full((4,), float(total)).double())
@@ -304,20 +295,6 @@ def test_a_residual_layer_adds_what_it_reads() -> None:
     forth, _ = weights.layer("forth.cells.1").run(list(first_TD[:, :6]))
     back, _ = weights.layer("back.cells.1").run(list(first_TD[::-1, 6:]))
     np.testing.assert_allclose(second_TD - first_TD, np.concatenate((forth, back[::-1]), 1), **EXACT)
-
-
-def test_padding_and_neighbours_in_a_row_change_no_layer() -> None:
-    model = built(spec(shape="bidirectional"))
-    keep_BT = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0]]).bool()
-    documents_BT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]])
-    tokens_BT = tokens(1, 8)
-    batch = Batch(tokens_BT, keep_BT=keep_BT, documents_BT=documents_BT)
-    for places in ([1, 2, 4], [5, 6]):
-        alone = Batch(tokens_BT[:, places])
-        together = model.forward_right_to_left(batch).hidden_BTD[:, places]
-        torch.testing.assert_close(together, model.forward_right_to_left(alone).hidden_BTD, **EXACT)
-        for joined, own in zip(model.hidden_states_by_layer(batch), model.hidden_states_by_layer(alone), strict=True):
-            torch.testing.assert_close(joined[:, places], own, **EXACT)
 
 
 def test_a_mix_equals_the_paper() -> None:
