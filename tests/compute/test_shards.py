@@ -58,7 +58,7 @@ def assert_rows_are_shared(make: Callable[[], nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("name", tiny.of_each_kind(tiny.TRANSFORMERS))
-def test_initial_weights(name: str) -> None:
+def test_rows_of_a_shared_model_begin_with_the_bits_of_a_whole_one(name: str) -> None:
     assert_rows_are_shared(lambda: build(tiny.spec(**tiny.TRANSFORMERS[name]), tiny.VOCAB))
 
 
@@ -83,17 +83,17 @@ HEADED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HEADED)
-def test_heads(name: str) -> None:
+def test_rows_of_a_shared_head_begin_with_the_bits_of_a_whole_one(name: str) -> None:
     spec = tiny.spec(**tiny.BERT | {"next_sentence_head": False} | HEADED[name])
     assert_rows_are_shared(lambda: with_head(name.partition(",")[0], spec))
 
 
-def test_a_head_on_embeddings_of_ngrams() -> None:
+def test_rows_of_embeddings_of_ngrams_begin_with_the_bits_of_whole_ones() -> None:
     spec = tiny.spec(ngram_embedding={"min_count": 2, "entries": 40})
     assert_rows_are_shared(lambda: with_head("mix", spec))
 
 
-def test_adapters_are_whole() -> None:
+def test_adapters_of_a_shared_model_are_whole() -> None:
     spec, lora = tiny.spec(), Lora(rank=2)
     torch.manual_seed(3)
     whole = build(spec, tiny.VOCAB)

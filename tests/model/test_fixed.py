@@ -59,7 +59,7 @@ def test_steps_equal_those_of_a_growing_cache(family: str, lengths: tuple[int, .
 
 @families
 @torch.inference_mode()
-def test_it_grows_on(family: str) -> None:
+def test_a_fixed_state_can_grow_again(family: str) -> None:
     """Rows that leave, rows that join, and longer texts need a growing state again."""
     model, state = state_of(family, (2, 4, 3))
     fixed = fixed_of(state)

@@ -22,7 +22,7 @@ KEEP = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
 
 @shapes
 @pytest.mark.parametrize("family", ["gpt2", "modern"])
-def test_there_is_one_for_the_embeddings_and_one_for_each_layer(family: str, shape: str) -> None:
+def test_there_are_states_of_the_embeddings_and_of_each_layer(family: str, shape: str) -> None:
     changes: dict[str, Any] = {**DECODERS[family], "shape": shape, "n_layers": 3}
     model: Any = tiny.model(**changes)
     batch = Batch(tiny.tokens(2, 7), keep_BT=KEEP)
@@ -44,7 +44,7 @@ def test_there_is_one_for_the_embeddings_and_one_for_each_layer(family: str, sha
 
 
 @shapes
-def test_the_first_is_the_embedding_of_tokens_and_positions(shape: str) -> None:
+def test_the_first_states_are_embeddings_of_tokens_and_positions(shape: str) -> None:
     model, tokens_BT = tiny.model(shape=shape), tiny.tokens(2, 7)
     weights = model.state_dict()
     assert torch.equal(model.token_vectors(), weights["inputs.tokens.weight"])
@@ -53,7 +53,7 @@ def test_the_first_is_the_embedding_of_tokens_and_positions(shape: str) -> None:
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_recurrent_encoders(both: bool) -> None:
+def test_layers_of_recurrent_encoders_do_not_depend_on_padding(both: bool) -> None:
     """tests/model/test_recurrent.py compares those of decoders with loops."""
     model = tiny.model(**{**tiny.SEQ2SEQ, "bidirectional_encoder": both})
     tokens_BT = tiny.tokens(2, 7)
@@ -64,7 +64,7 @@ def test_recurrent_encoders(both: bool) -> None:
         torch.testing.assert_close(together[1, :4], own[0], **EXACT)
 
 
-def test_word_vectors_are_the_only_layer_and_counts_are_none() -> None:
+def test_models_of_word_vectors_have_one_layer_and_counts_none() -> None:
     model, batch = tiny.model(**tiny.FAMILIES["skip-gram"]), Batch(tiny.tokens(2, 7))
     (layer,) = model.hidden_states_by_layer(batch)
     assert torch.equal(layer, model.token_vectors()[batch.tokens_BT])

@@ -47,7 +47,7 @@ def test_the_frequent_ngrams_of_a_text_have_an_entry(longest: int, min_count: in
     assert wanted
 
 
-def test_of_too_many_the_most_frequent_have_one() -> None:
+def test_of_too_many_ngrams_the_most_frequent_have_an_entry() -> None:
     tokens = tiny.tokens(500, seed=4)
     embedding = table(entries=12, longest=3, min_count=1)
     embedding.select_ngrams_(tokens)
@@ -56,13 +56,13 @@ def test_of_too_many_the_most_frequent_have_one() -> None:
     assert have == sorted(counts.values(), reverse=True)[:12]
 
 
-def test_before_it_has_counted_none_has_one() -> None:
+def test_before_counting_no_ngram_has_an_entry() -> None:
     embedding = table()
     torch.nn.init.ones_(embedding.weight)
     assert not embedding(tiny.tokens(2, 9), torch.arange(9)[None]).any()
 
 
-def test_they_do_not_go_beyond_the_beginning_of_a_text() -> None:
+def test_ngrams_do_not_go_beyond_the_beginning_of_a_text() -> None:
     """Of two documents in a row, and of a row whose padding is on the left."""
     embedding = table(min_count=1)
     embedding.select_ngrams_(tiny.tokens(400))
@@ -74,7 +74,7 @@ def test_they_do_not_go_beyond_the_beginning_of_a_text() -> None:
     assert not torch.equal(alone, embedding(text, torch.arange(8)[None])[:, 3:])
 
 
-def test_a_model_without_them_is_the_same_at_first() -> None:
+def test_embeddings_of_ngrams_change_nothing_at_first() -> None:
     """They begin at zero, and draw no random numbers."""
     torch.manual_seed(0)
     with_them = build(tiny.spec(ngram_embedding={}, position={"kind": "none"}), VOCAB)
@@ -87,7 +87,7 @@ def test_a_model_without_them_is_the_same_at_first() -> None:
 
 
 @pytest.mark.parametrize("shape", ["encoder", "encoder-decoder", "prefix"])
-def test_only_decoders_have_them(shape: str) -> None:
+def test_only_decoders_have_embeddings_of_ngrams(shape: str) -> None:
     with pytest.raises(ValueError, match=f"ngram_embedding is for shape decoder, not for shape {shape}"):
         tiny.spec(shape=shape, ngram_embedding={})
 

@@ -89,7 +89,7 @@ def test_shared_layers_are_saved_and_updated_once() -> None:
         ({"shape": "encoder", "causal_mask": False}, "causal_mask"),
     ],
 )
-def test_keys_of_parts_that_are_not_there(changes: dict[str, Any], why: str) -> None:
+def test_keys_of_parts_that_are_not_there_are_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         tiny.spec(**changes)
 

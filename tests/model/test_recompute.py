@@ -40,7 +40,7 @@ def a_batch(rows: int = 2, length: int = 80) -> Batch:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
-def test_the_same_loss_and_gradients(name: str, autocast: bool) -> None:
+def test_recomputing_gives_the_same_loss_and_gradients(name: str, autocast: bool) -> None:
     """Bit for bit, dropout included, but for the order in which gradients of several layers are added up.
 
     Layers share a learned bias, and the states of an encoder.
@@ -60,7 +60,7 @@ def test_the_same_loss_and_gradients(name: str, autocast: bool) -> None:
             assert torch.equal(gradient, recomputed[parameter]), parameter
 
 
-def test_only_stacks_recompute() -> None:
+def test_models_without_a_stack_do_not_recompute() -> None:
     model = build(Recurrent.model_validate({"kind": "recurrent", "d_model": 4, "context": 4}), 5)
     assert not enable_activation_recomputation_(model)
 
@@ -79,7 +79,7 @@ def peak(model: LanguageModel, batch: Batch) -> int:
     return most
 
 
-def test_twelve_layers_keep_a_third() -> None:
+def test_twelve_layers_keep_a_third_of_their_activations() -> None:
     """Of the activations, at a length where they outweigh the weights."""
     spec = {"kind": "transformer", "n_layers": 12, "d_model": 32, "n_heads": 2, "context": 128, "dropout": 0.1}
     model = build(Transformer.model_validate(spec), 9)

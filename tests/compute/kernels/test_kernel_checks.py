@@ -97,7 +97,7 @@ def test_damaged_results_are_made_again(fresh: Path, content: bytes) -> None:
     assert ops.has_kernel("swiglu")
 
 
-def test_a_cache_that_cannot_be_written(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_used_where_the_cache_cannot_be_written(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMTOOL_CACHE", str(fresh / "none"))
     assert ops.has_kernel("swiglu")
 

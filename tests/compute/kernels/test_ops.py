@@ -43,7 +43,7 @@ def compare(kernel: Callable[..., Tensor], formula: Callable[..., Tensor], *inpu
 
 @TYPES
 @pytest.mark.parametrize("shape", [(1, 2), (3, 5, 34), (64, 832)])
-def test_swiglu(shape: tuple[int, ...], dtype: torch.dtype, threads: int) -> None:
+def test_swiglu_equals_its_formula(shape: tuple[int, ...], dtype: torch.dtype, threads: int) -> None:
     def formula(inner: Tensor) -> Tensor:
         gate, value = inner.chunk(2, -1)
         return gate / (1 + (-gate).exp()) * value
@@ -59,7 +59,7 @@ def test_swiglu_of_extremes_and_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (7, 3, 33), (40, 160)])
-def test_norm(shape: tuple[int, ...], threads: int) -> None:
+def test_rms_norm_equals_its_formula(shape: tuple[int, ...], threads: int) -> None:
     def formula(x: Tensor, gain: Tensor) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gain
 
@@ -103,7 +103,7 @@ def losses(
 @TYPES
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 @pytest.mark.parametrize("size", [1, 7, 4099])
-def test_cross_entropy(size: int, smoothing: float, dtype: torch.dtype, threads: int) -> None:
+def test_cross_entropy_equals_its_formula(size: int, smoothing: float, dtype: torch.dtype, threads: int) -> None:
     masses = (1 - smoothing, smoothing / size)
     logits, targets = 5 * normal(9, size, dtype=dtype), torch.arange(9) * 31 % size
     weights = torch.tensor([1, 0, 0.5, 2, 1, 1, 0, 1, 1])
@@ -193,7 +193,7 @@ def inputs_of(dtype: torch.dtype, device: str) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def test_kernels_compute_what_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_used_for_the_types_and_devices_that_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     call = ops._call_kernel_unless_fake
 
@@ -217,7 +217,7 @@ def test_kernels_compute_what_they_serve(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", list(inputs_of(torch.float32, "cpu")))
-def test_operators_are_those_of_torch(name: str) -> None:
+def test_operators_pass_the_checks_of_torch(name: str) -> None:
     """Each has a fake implementation of the same shapes and strides, and a gradient that torch.compile can trace."""
 
     def first(*arguments: Any) -> Any:
