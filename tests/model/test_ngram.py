@@ -99,7 +99,7 @@ def test_how_the_text_is_cut_changes_no_count(order: int, cuts: set[int], merge:
 
 def test_wide_vocabularies_are_packed_into_several_words() -> None:
     """Five ids of a vocabulary of ten million take 117 bits."""
-    documents = some_documents()
+    documents = some_documents(20)
     wide = [[token if token < 3 else 10_000_000 - token for token in document] for document in documents]
     model, plain = counted(wide, 5, 10_000_000), KneserNey(5, wide, 10_000_000)
     assert sorted(model.counts_G.tolist()) == sorted(counted(documents, 5).counts_G.tolist())
