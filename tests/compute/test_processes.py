@@ -18,24 +18,26 @@ from numpy.typing import NDArray
 
 from lmtool.compute.device import CPU
 from lmtool.compute.processes import World, is_main_process
-from lmtool.errors import ResourceError, UsageError
+from lmtool.errors import ResourceError
 from tests.compute.forked import forked
 from tests.compute.together import together
 from tests.support import forks
+from tests.support.errors import refuses
+
+
+def rank_0_of_2(port: str) -> dict[str, str]:
+    """What torchrun tells a process."""
+    return {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 def test_processes_that_cannot_meet_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object, **__: object) -> None:
         raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:28570")
 
-    variables = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for name, value in variables.items():
+    for name, value in rank_0_of_2("1").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.distributed, "init_process_group", gone)
-    with (
-        pytest.raises(ResourceError, match=r"the 2 processes cannot meet: .*closed by peer"),
-        CPU.join_process_group_once(),
-    ):
+    with pytest.raises(ResourceError, match="closed by peer"), CPU.join_process_group_once():
         pass
 
 
@@ -70,28 +72,26 @@ def same(one: list[NDArray[Any]], other: list[NDArray[Any]]) -> bool:
     )
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_all_get_what_each_has_found(monkeypatch: pytest.MonkeyPatch, kind: str, size: int) -> None:
     for found in together(monkeypatch, size, lambda world: gathered(ARRAYS[kind], world)):
         assert same(found, ARRAYS[kind])
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 5])
 def test_sums_and_a_text_of_the_main_process(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     assert together(monkeypatch, size, lambda world: world.all_reduce_sum([world.rank, 0.5])) == (
         [[sum(range(size)), size / 2]] * size
     )
-    for text in ("", "runs/naïve"):
-        told = together(monkeypatch, size, lambda world, text=text: world.broadcast_text(text * world.is_main))
-        assert told == [text] * size
+    told = together(monkeypatch, size, lambda world: world.broadcast_text("runs/naïve" * world.is_main))
+    assert told == ["runs/naïve"] * size
 
 
 @pytest.mark.parametrize("environment", [{"RANK": "5"}, {"RANK": "x"}, {"WORLD_SIZE": "1", "RANK": "5"}])
 def test_a_process_alone_is_the_main_one(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
     """Else a rank that was left in the environment would suppress all results."""
-    for name in ("WORLD_SIZE", "RANK"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert is_main_process()
@@ -99,13 +99,13 @@ def test_a_process_alone_is_the_main_one(monkeypatch: pytest.MonkeyPatch, enviro
         assert compute.world.is_main
 
 
-def test_ranks_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_processes_that_of_rank_0_is_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank, expected in (("0", True), ("1", False)):
+    for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
-        assert is_main_process() is expected
+        assert is_main_process() is (rank == "0")
     monkeypatch.setenv("RANK", "x")
-    with pytest.raises(UsageError, match="'x' is not the rank of a process"):
+    with refuses("usage"):
         is_main_process()
 
 
@@ -142,10 +142,10 @@ def test_a_process_that_waits_for_others_can_be_interrupted(number: signal.Signa
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    begun = forks.begin(["-c", _WAITING], env=os.environ | ranks, files=(None, subprocess.PIPE, None))
-    with begun:
+    ranks = os.environ | rank_0_of_2(str(port))
+    with forks.begin(["-c", _WAITING], env=ranks, files=(None, subprocess.PIPE, None)) as begun:
         try:
+            assert begun.stdout is not None
             begun.stdout.readline()
             while True:
                 with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
@@ -162,6 +162,7 @@ def test_a_process_that_waits_for_others_can_be_interrupted(number: signal.Signa
 def test_a_process_in_a_collective_leaves_at_the_second_signal_and_is_no_orphan(ended: str) -> None:
     """It waits in compiled code, where Python calls no handler. When what has started it ends, that is a signal."""
     with forks.begin(["-m", "tests.compute.waiting"], files=(None, subprocess.PIPE, None)) as begun:
+        assert begun.stdout is not None
         pids = dict(begun.stdout.readline().split() for _ in range(2))
         if ended == "rank":
             os.kill(int(pids["0"]), signal.SIGTERM)

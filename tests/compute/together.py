@@ -104,7 +104,7 @@ class _Local:
         patch.setattr(World, "skip_gradient_sync", lambda _, module: _alone(module))
         patch.setattr(device, "join_process_group_once", self._joined)
         # threads draw from one generator, so that none may train while another one initializes its model
-        drawing, genuine = threading.Lock(), job.build_for_training
+        drawing, genuine = threading.Lock(), job.build_for_training  # type: ignore[attr-defined]
 
         def build_for_training(*arguments: Any, **options: Any) -> Any:
             self._enter("initializes")
@@ -155,17 +155,17 @@ class _Local:
                 parameter.grad = sum(gradients[1:], gradients[0]) / self.meeting.size
 
         for name, parameter in trained.items():
-            parameter.register_post_accumulate_grad_hook(partial(touch, name))
+            parameter.register_post_accumulate_grad_hook(partial(touch, name))  # type: ignore[no-untyped-call]
         return module
 
 
 @contextmanager
 def _alone(module: nn.Module) -> Iterator[None]:
-    module.is_alone = True
+    vars(module)["is_alone"] = True
     try:
         yield
     finally:
-        module.is_alone = False
+        vars(module)["is_alone"] = False
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Shared:
 
     def _gather_again(self, what: str, _: nn.Module, __: Any, output: Tensor) -> None:
         if output.requires_grad:
-            output.register_hook(partial(self._gather, what))
+            output.register_hook(partial(self._gather, what))  # type: ignore[no-untyped-call]
 
     def _gather(self, what: str, *_: Any) -> None:
         if not self._is_whole:

@@ -23,9 +23,9 @@ def spec(**changes: Any) -> Recurrent:
     return Recurrent.model_validate({"kind": "recurrent", "n_layers": 2, "d_model": 6, "context": 12} | changes)
 
 
-def built(of: Recurrent, seed: int = 0) -> LanguageModel:
+def built(of: Recurrent, seed: int = 0) -> Any:
     """A model in evaluation mode with large random weights and biases, in float64."""
-    model = build(of, VOCAB).double().eval()
+    model: LanguageModel = build(of, VOCAB).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -59,6 +59,7 @@ class Weights:
         return list(self.named["embedding.weight"][tokens.numpy()])
 
     def score(self) -> reference.Score:
+        assert self.of.attention is not None
         kind, weights = self.of.attention.score, [w[0] for name, w in self.named.items() if ".score." in name]
         return lambda q, k: attention.score(kind, q, k, weights)
 

@@ -1,4 +1,4 @@
-"""Averaging models against loops, and the gradients of linear classifiers against their closed forms."""
+"""Averaging models against loops."""
 
 from typing import Any
 
@@ -9,40 +9,39 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
-from lmtool.model.averaging import AveragingModel, NaiveBayesScaledHead
+from lmtool.model.averaging import AveragingModel
 from lmtool.model.heads import Classifier
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.training import Training
 from lmtool.recipe.spec.words import Averaging
 from tests.reference import classifiers as reference
 from tests.support import tiny
 from tests.support.errors import refuses
 from tests.support.vocabularies import VOCABULARY
 
-EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 VOCAB = tiny.VOCAB
 KEEP = torch.tensor([[True] * 6, [True, True, True, False, False, False], [False] * 6])
 
 
 def model(**keys: Any) -> AveragingModel:
     torch.manual_seed(0)
-    built = AveragingModel(Averaging.model_validate({"kind": "averaging", "d_model": 5, **keys}), VOCAB).double()
-    return built.eval()
+    spec = Averaging.model_validate({"kind": "averaging", "d_model": 5, **keys})
+    return AveragingModel(spec, VOCAB).double().eval()
 
 
-def same(built: AveragingModel) -> nn.Linear:
-    """A head that returns its input."""
+def linear(**keys: Any) -> AveragingModel:
+    return model(one_hot=True, n_layers=0, **keys)
+
+
+def vectors(built: AveragingModel, batch: Batch) -> Tensor:
+    """What the head reads: its scores, where it returns its input."""
     head = nn.Linear(built.head_input_width, built.head_input_width).double()
     with torch.no_grad():
         head.weight.copy_(torch.eye(built.head_input_width))
         head.bias.zero_()
-    return head
-
-
-def vectors(built: AveragingModel, batch: Batch) -> Tensor:
-    return built.score_texts(batch, same(built), 0.0).detach()
+    return built.score_texts(batch, head, 0.0).detach()
 
 
 def expected(built: AveragingModel, texts: list[list[int]], ngrams: int = 1) -> Tensor:
@@ -58,40 +57,31 @@ def texts_of(tokens_BT: Tensor, keep_BT: Tensor) -> list[list[int]]:
     return [tokens_T[keep_T].tolist() for tokens_T, keep_T in zip(tokens_BT, keep_BT, strict=True)]
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
-@pytest.mark.parametrize("n_layers", [0, 1, 3])
+NETWORKS: list[dict[str, Any]] = [
+    {"n_layers": 0},
+    {"n_layers": 1, "activation": "tanh"},
+    {"n_layers": 3, "activation": "relu"},
+    {"n_layers": 0, "one_hot": True, "buckets": 1000},
+]
+
+
+@pytest.mark.parametrize("keys", NETWORKS, ids=str)
 @pytest.mark.parametrize("ngrams", [1, 2, 4, 8])
-def test_it_equals_the_plain_network(ngrams: int, n_layers: int, activation: str) -> None:
-    keys = {"ngrams": ngrams, "buckets": 7, "n_layers": n_layers, "activation": activation}
-    built, tokens_BT = model(**keys), tiny.tokens(3, 6)
+def test_it_equals_the_plain_network(ngrams: int, keys: dict[str, Any]) -> None:
+    """One-hot words give their shares, without weights."""
+    built, tokens_BT = model(**{"ngrams": ngrams, "buckets": 7, **keys}), tiny.tokens(3, 6)
     found = vectors(built, Batch(tokens_BT, keep_BT=KEEP))
     torch.testing.assert_close(found, expected(built, texts_of(tokens_BT, KEEP), ngrams), **EXACT)
-
-
-@pytest.mark.parametrize("ngrams", [1, 2, 4])
-def test_one_hot_words_give_their_shares(ngrams: int) -> None:
-    built, tokens_BT = model(one_hot=True, n_layers=0, ngrams=ngrams, buckets=1000), tiny.tokens(3, 6)
-    found = vectors(built, Batch(tokens_BT, keep_BT=KEEP))
-    torch.testing.assert_close(found, expected(built, texts_of(tokens_BT, KEEP), ngrams), **EXACT)
-    assert found.shape[1] == VOCAB + (1000 if ngrams > 1 else 0)
-    assert list(built.parameters()) == []
-
-
-def test_the_order_of_words_matters_to_sequences_alone() -> None:
-    tokens_BT = torch.arange(6)[None]
-    mixed = tokens_BT.flip(1)
-    plain, pairs = model(), model(ngrams=2, buckets=50)
-    torch.testing.assert_close(vectors(plain, Batch(mixed)), vectors(plain, Batch(tokens_BT)), **EXACT)
-    assert not torch.allclose(vectors(pairs, Batch(mixed)), vectors(pairs, Batch(tokens_BT)))
+    assert "one_hot" not in keys or not list(built.parameters())
 
 
 @pytest.mark.parametrize("ngrams", [1, 2])
 def test_word_dropout_leaves_out_its_share_and_never_a_whole_text(ngrams: int) -> None:
-    built = model(one_hot=True, n_layers=0, word_dropout=0.1, ngrams=ngrams, buckets=50).train()
+    built = linear(word_dropout=0.1, ngrams=ngrams, buckets=50).train()
     tokens_BT = torch.arange(10).repeat(4000, 1)
     left = (vectors(built, Batch(tokens_BT))[:, :10] > 0).double()
     assert float(left.mean()) == pytest.approx(0.9, abs=0.01)
-    most = model(one_hot=True, n_layers=0, word_dropout=0.75, ngrams=ngrams, buckets=50).train()
+    most = linear(word_dropout=0.75, ngrams=ngrams, buckets=50).train()
     left = (vectors(most, Batch(tokens_BT))[:, :10] > 0).double()
     n_features = 10 if ngrams == 1 else 19
     assert float(left.mean()) == pytest.approx(8 / n_features, abs=0.01), "a short text keeps eight"
@@ -101,72 +91,56 @@ def test_word_dropout_leaves_out_its_share_and_never_a_whole_text(ngrams: int) -
     torch.testing.assert_close(found, expected(built, [list(range(10))], ngrams), **EXACT)
 
 
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"one_hot": True}, "n_layers"),
-        ({"log_ratios": True, "word_dropout": 0.0}, "log_ratios"),
-        ({"one_hot": True, "n_layers": 0, "log_ratios": True}, "word_dropout"),
-        ({"one_hot": True, "n_layers": 0, "word_buckets": 9}, "word_buckets"),
-    ],
-)
-def test_keys_of_the_model_that_have_no_use_are_refused(changes: dict[str, Any], key: str) -> None:
-    with pytest.raises(ValidationError, match=key):
-        Averaging(kind="averaging", **changes)
+LINEAR = {"one_hot": True, "n_layers": 0}
 
 
 @pytest.mark.parametrize(
-    ("model_changes", "head", "key"),
+    ("of_model", "of_head", "key"),
     [
+        ({"one_hot": True}, {}, "n_layers"),
+        ({"log_ratios": True, "word_dropout": 0.0}, {}, "log_ratios"),
+        ({**LINEAR, "log_ratios": True}, {}, "word_dropout"),
+        ({**LINEAR, "word_buckets": 9}, {}, "word_buckets"),
         ({"tf_idf": True, "word_buckets": 9}, {}, "model.word_buckets"),
-        ({"one_hot": True, "n_layers": 0}, {"pool": "max", "dropout": 0.0}, "objective.pool"),
-        ({"one_hot": True, "n_layers": 0}, {"layers": "mix", "dropout": 0.0}, "objective.layers"),
-        ({"one_hot": True, "n_layers": 0}, {"lm_weight": 0.5, "dropout": 0.0}, "objective.lm_weight"),
-        ({"one_hot": True, "n_layers": 0}, {}, "objective.dropout"),
+        (LINEAR, {"pool": "max", "dropout": 0.0}, "objective.pool"),
+        (LINEAR, {"layers": "mix", "dropout": 0.0}, "objective.layers"),
+        (LINEAR, {"lm_weight": 0.5, "dropout": 0.0}, "objective.lm_weight"),
+        (LINEAR, {}, "objective.dropout"),
     ],
 )
-def test_keys_of_the_head_that_have_no_use_are_refused(
-    model_changes: dict[str, Any], head: dict[str, Any], key: str
-) -> None:
+def test_keys_that_have_no_use_are_refused(of_model: dict[str, Any], of_head: dict[str, Any], key: str) -> None:
     with pytest.raises(ValidationError, match=key):
-        Recipe(
-            model=Averaging(kind="averaging", **model_changes),
-            objective=Classification.model_validate({"kind": "classification"} | head),
-            training=Training(steps=1, batch_size=1),
+        Recipe.model_validate(
+            {
+                "model": {"kind": "averaging"} | of_model,
+                "objective": {"kind": "classification"} | of_head,
+                "training": {"steps": 1, "batch_size": 1},
+            }
         )
 
 
 def test_it_gives_vectors_of_words() -> None:
-    built, batch = model(ngrams=2, buckets=7), Batch(tiny.tokens(2, 3))
+    built: Any = model(ngrams=2, buckets=7)
+    batch = Batch(tiny.tokens(2, 3))
     assert torch.equal(built.hidden_states_by_layer(batch)[0], built.embedding.weight[batch.tokens_BT])
     assert built.token_vectors().shape == (VOCAB, 5)
     with refuses("usage"):
-        model(one_hot=True, n_layers=0).token_vectors()
+        linear().token_vectors()
 
 
-def linear(task: str, n: int) -> tuple[Classifier, ClassificationObjective]:
-    spec = Classification.model_validate(
-        {"kind": "classification", "task": task, "labels": list("abcde"[:n]), "dropout": 0.0}
-    )
-    body = Averaging(kind="averaging", one_hot=True, n_layers=0)
-    torch.manual_seed(0)
-    model = Classifier(AveragingModel(body, VOCAB), spec, body).double().eval()
-    return model, ClassificationObjective(spec, VOCABULARY)
-
-
-def bayes(task: str, n: int) -> tuple[AveragingModel, NaiveBayesScaledHead]:
-    spec = Classification.model_validate({"kind": "classification", "task": task, "labels": list("abcde"[:n])})
-    body = Averaging(
-        kind="averaging", one_hot=True, n_layers=0, log_ratios=True, word_dropout=0.0, ngrams=3, buckets=11
-    )
+def bayes(task: str) -> Any:
+    """The body and the head of a classifier of three classes."""
+    spec = Classification.model_validate({"kind": "classification", "task": task, "labels": ["a", "b", "c"]})
+    more: Any = {"log_ratios": True, "word_dropout": 0.0, "ngrams": 3, "buckets": 11}
+    body = Averaging(kind="averaging", one_hot=True, n_layers=0, **more)
     built = Classifier(AveragingModel(body, VOCAB), spec, body).double()
     return built.body, built.head
 
 
 @pytest.mark.parametrize("task", ["class", "multi"])
-def test_log_ratios_are_those_of_the_plain_counts(task: str) -> None:
+def test_log_ratios_are_those_of_the_plain_counts_and_multiply_trained_weights(task: str) -> None:
     """Counted in two batches, one of them padded; a repeated feature of a text counts once."""
-    body, head = bayes(task, 3)
+    body, head = bayes(task)
     tokens_BT = torch.cat((tiny.tokens(3, 6), torch.tensor([[5, 5, 5, 2, 5, 5]] * 2)))
     labels = [{0}, {2}, {1}, {2}, {0}] if task == "class" else [{0, 1}, set(), {1}, {0, 2}, {2}]
     keep_BT = torch.tensor([[True] * 6, [True] * 4 + [False] * 2, [True] * 6, [True] * 6, [True] * 5 + [False]])
@@ -184,11 +158,17 @@ def test_log_ratios_are_those_of_the_plain_counts(task: str) -> None:
     # untrained, it predicts as naive Bayes with uniform class priors
     found = torch.cat([body.score_texts(batch, head, 0.0) for batch in batches])
     torch.testing.assert_close(found.detach(), torch.from_numpy(scores) / scale, **EXACT)
+    nn.init.normal_(head.weight)
+    nn.init.normal_(head.bias)
+    found = torch.cat([body.score_texts(batch, head, 0.0) for batch in batches])
+    weight_CF = (head.weight * head.ratios_CF).detach()
+    wanted = torch.stack([weight_CF[:, sorted(text)].sum(1) for text in texts]) + head.bias
+    torch.testing.assert_close(found, wanted, **EXACT)
 
 
 def test_tf_idf_is_that_of_the_plain_counts() -> None:
     """Counted on some texts, weighted in others; padding has no weight, and a text without known features none."""
-    built = model(one_hot=True, n_layers=0, tf_idf=True, word_dropout=0.0)
+    built = linear(tf_idf=True, word_dropout=0.0)
     counted_BT = torch.cat((tiny.tokens(4, 6) % 9, torch.tensor([[5, 5, 5, 2, 5, 5]])))
     built.fit_idf_and_drop_hash_collisions_([Batch(counted_BT[:3]), Batch(counted_BT[3:])])
     tokens_BT = torch.tensor([[5, 5, 2, 3, 5, 0], [2, 2, 2, 12, 1, 1], [12, 12, 12, 12, 12, 12]])
@@ -202,19 +182,19 @@ def test_tf_idf_is_that_of_the_plain_counts() -> None:
 
 def test_tf_idf_of_pairs_ignores_pairs_that_no_text_had() -> None:
     """In as few buckets as three, each stands for one of the pairs that were counted, the most frequent one."""
-    built = model(one_hot=True, n_layers=0, tf_idf=True, word_dropout=0.0, ngrams=2, buckets=3)
+    built = linear(tf_idf=True, word_dropout=0.0, ngrams=2, buckets=3)
     built.fit_idf_and_drop_hash_collisions_([Batch(torch.tensor([[1, 2, 1, 2], [1, 2, 3, 3], [3, 1, 2, 1]]))])
+    assert built.owner_K is not None
     known = {int(h) for h in built.owner_K if h >= 0}
     hashes = {(a, b): ((a * 1_000_003) ^ b) % 2_147_483_647 for a in range(9) for b in range(9)}
     in_texts = {(1, 2): 3, (2, 1): 2, (2, 3): 1, (3, 3): 1, (3, 1): 1}
-    for bucket in range(3):
-        own = {pair: n for pair, n in in_texts.items() if hashes[pair] % 3 == bucket}
-        most = {hashes[pair] for pair, n in own.items() if n == max(own.values())}
-        assert not own or most & known
-    assert len(known) == len({hashes[pair] % 3 for pair in in_texts})
+    buckets = {hashes[pair] % 3 for pair in in_texts}
+    assert len(known) == len(buckets)
+    for bucket in buckets:
+        own = {hashes[pair]: n for pair, n in in_texts.items() if hashes[pair] % 3 == bucket}
+        assert known & {number for number, n in own.items() if n == max(own.values())}
     for pair, number in hashes.items():
-        weight = vectors(built, Batch(torch.tensor([pair])))[0, VOCAB:]
-        assert bool(weight.any()) == (number in known)
+        assert bool(vectors(built, Batch(torch.tensor([pair])))[0, VOCAB:].any()) == (number in known)
 
 
 def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
@@ -222,7 +202,8 @@ def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
     alphabet = "_ .abcdefg"  # a token 0 first would not change a hash
     counted = ["abc de. abc de", "de  abcdefg a", "g.g.g", "... .", "fed fed fed", "abc"]
     texts = [*counted, "abc de abc", "de abc gfe", "", ". a"]
-    built = model(one_hot=True, n_layers=0, tf_idf=True, word_dropout=0.0, ngrams=4, buckets=2**20, word_buckets=2**18)
+    built = linear(tf_idf=True, word_dropout=0.0, ngrams=4, buckets=2**20, word_buckets=2**18)
+    assert built.in_word_V is not None
     built.in_word_V[3 : len(alphabet)] = True
 
     def batch(of: list[str]) -> Batch:
@@ -230,16 +211,15 @@ def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
         tokens = [[alphabet.index(char) for char in text.ljust(longest, "g")] for text in of]
         return Batch(torch.tensor(tokens), keep_BT=torch.tensor([[i < len(t) for i in range(longest)] for t in of]))
 
-    built.fit_idf_and_drop_hash_collisions_(
-        [batch(counted[:3]), batch(counted[3:5]), batch(counted[5:])]
-    )  # the last is shorter than n-grams are
-    plain = []
+    # the last is shorter than n-grams are
+    built.fit_idf_and_drop_hash_collisions_([batch(counted[:3]), batch(counted[3:5]), batch(counted[5:])])
+    expected_BB = np.zeros((len(texts), len(texts)))
     for part in (0, 1):
         of_counted, of_texts = ([reference.words_and_ngrams(t, 4)[part] for t in some] for some in (counted, texts))
         names = sorted({name for counts in of_texts for name in counts})
         ids = [[[names.index(name) for name in counts.elements()] for counts in of] for of in (of_texts, of_counted)]
-        plain.append(reference.tf_idf(*ids, len(names)))
-    expected_BB = sum(x_BF @ x_BF.T for x_BF in plain) / 2
+        plain_BF = reference.tf_idf(ids[0], ids[1], len(names))
+        expected_BB += plain_BF @ plain_BF.T / 2
     x_BF = built.sparse_feature_matrix([batch(texts)])
     np.testing.assert_allclose((x_BF @ x_BF.T).toarray(), expected_BB, rtol=1e-6, atol=1e-7)
     alone_BF = built.sparse_feature_matrix([batch([text]) for text in texts if text])
@@ -247,53 +227,24 @@ def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
     np.testing.assert_allclose((alone_BF @ alone_BF.T).toarray(), expected_BB[np.ix_(kept, kept)], rtol=1e-6, atol=1e-7)
 
 
-def test_a_feature_counts_its_ratio_times_its_trained_weight() -> None:
-    body, head = bayes("class", 2)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        head.weight.normal_()
-        head.ratios_CF.normal_()
-        head.bias.normal_()
-    text = [3, 4, 3, 4, 3]
-    weight = (head.weight * head.ratios_CF).detach().numpy()
-    has = sorted(set(reference.features(text, VOCAB, 3, 11)))
-    expected_C = torch.from_numpy(weight[:, has].sum(1)) + head.bias.detach()
-    torch.testing.assert_close(
-        body.score_texts(Batch(torch.tensor([text])), head, 0.0)[0].detach(), expected_C, **EXACT
-    )
-
-
-@pytest.mark.parametrize("label", range(3))
-def test_the_softmax_classifier_has_the_gradient_of_its_closed_form(label: int) -> None:
-    """p x for every class, minus x for the true one, with x the relative frequencies of words."""
-    (built, objective), tokens_BT = linear("class", 3), tiny.tokens(1, 6)
-    batch = Batch(tokens_BT, labels_B=torch.tensor([label]))
-    loss = objective.head_loss(built, built.body.score_texts(batch, built.head, 0.0), batch).total
-    loss.backward()
+@pytest.mark.parametrize("task", ["class", "multi"])
+def test_linear_classifiers_have_the_gradients_of_their_closed_forms(task: str) -> None:
+    """(p - y) x of each class, of a softmax, or of labels by themselves, of which the loss is a mean."""
+    spec = Classification.model_validate({"kind": "classification", "task": task, "labels": list("abc"), "dropout": 0})
+    body, tokens_BT = Averaging(kind="averaging", one_hot=True, n_layers=0), tiny.tokens(1, 6)
+    built: Any = Classifier(AveragingModel(body, VOCAB), spec, body).double()
+    y_C = torch.tensor([0.0, 1.0, 0.0] if task == "class" else [1.0, 1.0, 0.0]).double()
+    batch = Batch(tokens_BT, labels_B=torch.tensor([1]), values_BC=y_C[None])
+    scores_BC = built.body.score_texts(batch, built.head, 0.0)
+    loss = ClassificationObjective(spec, VOCABULARY).head_loss(built, scores_BC, batch).total
+    (found,) = torch.autograd.grad(loss, built.head.weight)
     x = reference.average(tokens_BT[0].tolist(), np.eye(VOCAB))
-    expected_loss, gradient = reference.softmax_gradient(built.head.weight.detach().numpy(), x, label)
-    assert float(loss.detach()) == pytest.approx(expected_loss, rel=1e-12)
-    torch.testing.assert_close(built.head.weight.grad, torch.from_numpy(gradient), **EXACT)
-
-
-def test_the_sigmoid_classifier_has_the_gradient_of_its_closed_form() -> None:
-    """-x + p x where the label holds, and p x where it does not; the loss is the mean over labels."""
-    (built, objective), tokens_BT, labels = linear("multi", 2), tiny.tokens(1, 6), [1, 0]
-    batch = Batch(tokens_BT, values_BC=torch.tensor([labels]).double())
-    loss = objective.head_loss(built, built.body.score_texts(batch, built.head, 0.0), batch).total
-    loss.backward()
-    x = reference.average(tokens_BT[0].tolist(), np.eye(VOCAB))
-    parts = [
-        reference.sigmoid_gradient(row, x, label)
-        for row, label in zip(built.head.weight.detach().numpy(), labels, strict=True)
-    ]
-    assert float(loss.detach()) == pytest.approx(sum(loss for loss, _ in parts) / 2, rel=1e-12)
-    gradient = np.array([gradient / 2 for _, gradient in parts])
-    torch.testing.assert_close(built.head.weight.grad, torch.from_numpy(gradient), **EXACT)
+    wanted = reference.linear_gradient(built.head.weight.detach().numpy(), x, y_C.numpy(), task == "class")
+    np.testing.assert_allclose(found, wanted, **EXACT)
 
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_embeddings_that_nothing_reads_are_not_trained(beside: bool) -> None:
     """Processes would wait for their gradients."""
-    built = model(features={"run": "other", "width": 4, "mixed_layers": 2, "beside": beside})
+    built: Any = model(features={"run": "other", "width": 4, "mixed_layers": 2, "beside": beside})
     assert built.embedding.weight.requires_grad is beside

@@ -19,7 +19,6 @@ from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, Re
 from lmtool.model.layers.scores import AdditiveScore, BilinearScore, Score
 from tests.support import tiny
 from tests.support.attention import dense
-from tests.support.cases import nightly_but
 
 B, N, T, H = 2, 4, 150, 8
 """More positions than one of its blocks of 128."""
@@ -31,23 +30,15 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 KEEP = torch.arange(T).expand(B, T) >= torch.tensor([[0], [37]])
 DOCUMENTS = (torch.rand(B, T, generator=torch.Generator().manual_seed(1)) < 0.03).cumsum(1)
 PLACES = (KEEP.cumsum(1) - 1).clamp(min=0)
-PADDED = Mask(True, 20, n_global=3, keep_BS=KEEP, text_positions_PS=PLACES)
 WINDOW = Mask(True, 20)
-MASKS: dict[str, tuple[Mask, bool]] = {
-    "a causal window": (WINDOW, False),
-    "documents": (Mask(True, documents_BS=DOCUMENTS), False),
-    "a prefix with ALiBi": (Mask(True, prefix_B=torch.tensor([0, 130])), True),
-    "padding": (Mask(keep_BS=KEEP), False),
-    "everything": (Mask(True, 20, 1, 1, torch.tensor([5, 60]), KEEP, DOCUMENTS, text_positions_PS=PLACES), True),
-}
-"""With ALiBi or without."""
+EVERYTHING = Mask(True, 20, 1, 1, torch.tensor([5, 60]), KEEP, DOCUMENTS, text_positions_PS=PLACES)
 
 
 class Flexes:
@@ -84,24 +75,21 @@ def flexes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flexes]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("mask", "alibi"), nightly_but(MASKS.values(), 0, unpack=True), ids=MASKS.keys())
-def test_equals_the_dense_mask(flexes: Flexes, mask: Mask, alibi: bool) -> None:
-    rule = AlibiPositions(N).double() if alibi else RotaryPositions(100.0)
-    positions_PS = torch.arange(T)[None] if mask.keep_BS is None else PLACES
-    # fewer heads of keys and values, and values of another width
+def test_equals_the_dense_mask(flexes: Flexes) -> None:
+    """Of a window, a global token, prefixes, padding, documents and ALiBi; scores with weights; and grouped heads."""
+    rule, score = AlibiPositions(N).double(), BilinearScore(N, H).double()
     q, k, v = (
         drawn(B, n, T, width, seed=seed).requires_grad_() for n, width, seed in ((N, H, 1), (2, H, 2), (2, 4, 3))
     )
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attend = AttentionOp(mask, T, positions_PS, rule)
-        return attend(q, k, v, 0.0)
+        return AttentionOp(EVERYTHING, T, PLACES, rule)(q, k, v, 0.0, score)
 
     found = flexes.of(run)(q, k, v)
     assert len(flexes.masks) == 1
-    wanted = dense(q, k, v, mask, rule, positions_PS)
-    kept = slice(None) if mask.keep_BS is None else mask.keep_BS
-    found, wanted = (t.transpose(1, 2)[kept] for t in (found, wanted))
+    # `dense` divides scores by the root of the width
+    wanted = dense(score.transform_queries(q) * H**0.5, k, v, EVERYTHING, rule, PLACES)
+    found, wanted = (t.transpose(1, 2)[KEEP] for t in (found, wanted))
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
     gradients = (torch.autograd.grad(t.cos().sum(), (q, k, v)) for t in (found, wanted))
     for own, other in zip(*gradients, strict=True):
@@ -110,11 +98,12 @@ def test_equals_the_dense_mask(flexes: Flexes, mask: Mask, alibi: bool) -> None:
 
 def test_a_query_without_keys_stays_finite(flexes: Flexes) -> None:
     q = drawn(B, N, T, H, seed=1).requires_grad_()
-    mixed = flexes.of(lambda q: AttentionOp(PADDED, T, torch.arange(T)[None])(q, q, q, 0.0))(q)
-    mixed.sum().backward()
+    mask = Mask(True, 20, n_global=3, keep_BS=KEEP, text_positions_PS=PLACES)
+    mixed = flexes.of(lambda q: AttentionOp(mask, T, torch.arange(T)[None])(q, q, q, 0.0))(q)
+    (gradient,) = torch.autograd.grad(mixed.sum(), q)
     assert flexes.masks
     assert bool(mixed.isfinite().all())
-    assert bool(q.grad.isfinite().all())
+    assert bool(gradient.isfinite().all())
     assert not mixed[1, :, 0].any()
 
 
@@ -132,30 +121,15 @@ OTHERS: dict[str, tuple[Mask, AttentionPositions, Score, float]] = {
 }
 
 
-@pytest.mark.parametrize("case", OTHERS.values(), ids=OTHERS.keys())
+@pytest.mark.parametrize("case", OTHERS)
 def test_what_it_does_not_have_is_computed_as_before(
-    flexes: Flexes, monkeypatch: pytest.MonkeyPatch, case: tuple[Mask, AttentionPositions, Score, float]
+    flexes: Flexes, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    mask, rule, score, dropout = case
+    mask, rule, score, dropout = OTHERS[case]
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     x = drawn(B, N, T, H, seed=1)
     assert not AttentionOp(mask, T, torch.arange(T)[None], position=rule)._prefers_flex_attention(x, x, dropout, score)
-    assert AttentionOp(WINDOW, T, torch.arange(T)[None], position=AttentionPositions())._prefers_flex_attention(
-        x, x, 0.0, Score(1.0)
-    )
-
-
-@pytest.mark.slow
-def test_scores_with_weights(flexes: Flexes) -> None:
-    """They are dot products of transformed queries and keys."""
-    score, q = BilinearScore(N, H).double(), drawn(B, N, T, H, seed=1)
-
-    def run(q: Tensor) -> Tensor:
-        return AttentionOp(WINDOW, T, torch.arange(T)[None])(q, score.transform_keys(q), q, 0.0, score)
-
-    found = flexes.of(run)(q)
-    assert flexes.masks
-    torch.testing.assert_close(found, run(q), rtol=1e-9, atol=1e-9)
+    assert AttentionOp(WINDOW, T, torch.arange(T)[None])._prefers_flex_attention(x, x, 0.0, Score(1.0))
 
 
 @pytest.mark.parametrize("n_keys", [gpu.FLEX_MIN_POSITIONS - 1, gpu.FLEX_MIN_POSITIONS])
@@ -191,28 +165,16 @@ def outcome(model: LanguageModel, run: Callable[[Batch], Any], batch: Batch) -> 
     model.zero_grad()
     hidden = run(batch).hidden_BTD
     hidden = hidden.flatten(0, 1) if batch.keep_BT is None else hidden[batch.keep_BT]
-    hidden.float().sin().sum().backward()
+    torch.autograd.backward(hidden.float().sin().sum())
     return [hidden.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize(
-    ("family", "rows", "n_masks"),
-    nightly_but(
-        [
-            ("shared layers", "packed", 1),
-            ("full layers among windows", "packed", 2),
-        ],
-        1,
-        unpack=True,
-    ),
-)
-def test_models(flexes: Flexes, family: str, rows: str, n_masks: int) -> None:
-    """All layers of a stack with one pattern have one block mask."""
-    model = tiny.model(**tiny.TRANSFORMERS[family])
-    batch = rows_of(model, rows, 19)
+def test_layers_with_one_pattern_share_a_block_mask(flexes: Flexes) -> None:
+    model = tiny.model(**tiny.TRANSFORMERS["full layers among windows"], n_layers=3)
+    batch = rows_of(model, "packed", 19)
     found = outcome(model, flexes.of(model), batch)
-    assert len(flexes.masks) == (3 if family == "shared layers" else 2)
-    assert len(set(flexes.masks)) == n_masks
+    assert len(flexes.masks) == 3
+    assert len(set(flexes.masks)) == 2
     for own, other in zip(found, outcome(model, model, batch), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
 

@@ -1,7 +1,6 @@
 """Logits are invariant to later tokens, padding, other rows of a batch, packed documents and source padding."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,28 +14,20 @@ from tests.support.chunks import EXACT, model_of, quick
 from tests.support.tiny import FAMILIES, ONE_SIDE
 
 T = 10
-NEIGHBOURS = st.lists(st.integers(0, tiny.VOCAB - 1), min_size=T, max_size=T)
-families = pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(FAMILIES))
+FILLERS = st.lists(st.integers(0, tiny.VOCAB - 1), min_size=T, max_size=T)
+KEEPS = st.lists(st.booleans(), min_size=T, max_size=T).filter(any)
+families = pytest.mark.parametrize("family", tiny.of_each_kind(FAMILIES))
 WITH_SOURCE = [name for name, of in FAMILIES.items() if of.get("shape") in ("encoder-decoder", "prefix")]
 PACKED = [name for name in FAMILIES if name not in WITH_SOURCE]
 """Families whose rows may hold several documents."""
-WINDOWS = ("window", "global window", "longformer", "encoder-decoder with rotary windows", "prefix with windows")
-REACH = {**dict.fromkeys(WINDOWS, 1), "3-gram": 2, "1-gram": 0, "skip-gram": 1, "glove": 1, "elman of sigmoids": 2}
+REACH = {"longformer": 1, "prefix with windows": 1, "3-gram": 2, "skip-gram": 1}
 """Number of positions, its own included, that a token certainly affects, for families with limited memory.
 
-An n-gram model depends on the last n - 1 tokens, a skip-gram model on one word. Sigmoid states, with a derivative of at
-most 1/4, decay fast.
+An n-gram model depends on the last n - 1 tokens, a skip-gram model on one word.
 """
 
 
-def segments(family: str, n_rows: int, length: int, first: int = 4) -> dict[str, Any]:
-    """Segment ids, for families with segments: the first tokens belong to one text, the others to a second one."""
-    if "n_segments" not in FAMILIES[family] or not FAMILIES[family]["n_segments"]:
-        return {}
-    return {"segments_BT": (torch.arange(length) >= first).long().expand(n_rows, length)}
-
-
-@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(ONE_SIDE))
+@pytest.mark.parametrize("family", tiny.of_each_kind(ONE_SIDE))
 @quick
 @given(t=st.integers(0, T - 1), shift=st.integers(1, tiny.VOCAB - 1), grad=st.booleans())
 def test_a_token_changes_nothing_before_it(family: str, t: int, shift: int, grad: bool) -> None:
@@ -54,25 +45,9 @@ def test_a_token_changes_nothing_before_it(family: str, t: int, shift: int, grad
 
 @families
 @quick
-@given(rows=st.lists(NEIGHBOURS, max_size=3), place=st.integers(0, 3), grad=st.booleans())
-def test_neighbours_in_the_batch_change_nothing(family: str, rows: list[list[int]], place: int, grad: bool) -> None:
-    """Sources of the neighbours may be longer, so that the row's own is padded."""
-    model = model_of(family)
-    row = tiny.tokens(T).tolist()
-    texts = tiny.sources(len(rows), seed=2)
-    place = min(place, len(rows))
-    rows, texts = [*rows[:place], row, *rows[place:]], [*texts[:place], [3, 1], *texts[place:]]
-    with torch.set_grad_enabled(grad):
-        together = tiny.read(model, torch.tensor(rows), texts, **segments(family, len(rows), T))
-        alone = tiny.read(model, torch.tensor([row]), [[3, 1]], **segments(family, 1, T))
-    torch.testing.assert_close(together[place], alone[0], **EXACT)
-
-
-@families
-@quick
-@given(keep=st.lists(st.booleans(), min_size=T, max_size=T).filter(any), filler=NEIGHBOURS, grad=st.booleans())
+@given(keep=KEEPS, filler=FILLERS, grad=st.booleans())
 def test_padding_anywhere_changes_nothing(family: str, keep: list[bool], filler: list[int], grad: bool) -> None:
-    """A row with left, right and inner padding equals its text alone."""
+    """A row with left, right and inner padding equals its text alone, as does its neighbour."""
     model = model_of(family)
     text = tiny.tokens(1, sum(keep))
     keep_BT = torch.tensor([keep, [True] * T])
@@ -86,9 +61,9 @@ def test_padding_anywhere_changes_nothing(family: str, keep: list[bool], filler:
     assert torch.isfinite(hidden).all()
 
 
-@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(WITH_SOURCE))
+@pytest.mark.parametrize("family", tiny.of_each_kind(WITH_SOURCE))
 @quick
-@given(keep=st.lists(st.booleans(), min_size=T, max_size=T).filter(any), filler=NEIGHBOURS, grad=st.booleans())
+@given(keep=KEEPS, filler=FILLERS, grad=st.booleans())
 def test_padding_anywhere_in_a_source_changes_nothing(
     family: str, keep: list[bool], filler: list[int], grad: bool
 ) -> None:
@@ -105,7 +80,7 @@ def test_padding_anywhere_in_a_source_changes_nothing(
     torch.testing.assert_close(model.forward_incremental(answer, model.initial_state(batch))[0], alone, **EXACT)
 
 
-@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(PACKED))
+@pytest.mark.parametrize("family", tiny.of_each_kind(PACKED))
 @quick
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5), first=st.integers(0, 9), grad=st.booleans())
 def test_isolated_documents_of_a_packed_row_equal_each_alone(
@@ -113,9 +88,8 @@ def test_isolated_documents_of_a_packed_row_equal_each_alone(
 ) -> None:
     model = model_of(family)
     documents = [tiny.tokens(1, length, seed=i) for i, length in enumerate(lengths)]
-    numbers = torch.repeat_interleave(torch.arange(first, first + len(lengths)), torch.tensor(lengths))
+    numbers = torch.repeat_interleave(torch.arange(first, first + len(lengths)), torch.tensor(lengths))[None, :24]
     row = torch.cat(documents, 1)[:, :24]
-    numbers = numbers[None, :24]
     # a second row whose documents are cut elsewhere
     tokens_BT, documents_BT = torch.cat([row, row]), torch.cat([numbers, torch.zeros_like(numbers)])
     with torch.set_grad_enabled(grad):

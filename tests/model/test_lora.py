@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool import model as models
 from lmtool.batch import Batch
 from lmtool.model.heads import Classifier
-from lmtool.model.layers.attention import JoinedLinear, Mixer, find_linears
+from lmtool.model.layers.attention import JoinedLinear, find_linears
 from lmtool.model.lora import (
     LoraLinear,
     adapter_or_full_state_dict,
@@ -18,14 +17,12 @@ from lmtool.model.lora import (
     add_adapters_and_freeze_,
     merge_adapters_,
 )
-from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.training import Lora
 from tests.reference import lora as reference
 from tests.support import tiny
-from tests.support.cases import nightly_but
 
-ALL = ("query", "key", "value", "output", "feed-forward")
+ALL: Any = ("query", "key", "value", "output", "feed-forward")
 
 
 def drawn(model: torch.nn.Module, seed: int = 3) -> None:
@@ -36,14 +33,10 @@ def drawn(model: torch.nn.Module, seed: int = 3) -> None:
             parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
 
 
-def filled(model: torch.nn.Module, **changes: Any) -> None:
-    add_adapters_and_freeze_(model, Lora(**changes))
-    drawn(model)
-
-
 def batch_of(name: str) -> Batch:
-    source = tiny.tokens(2, 5, seed=1) if "encoder-decoder" in str(tiny.TRANSFORMERS[name].get("shape")) else None
-    prefix = torch.tensor([2, 3]) if tiny.TRANSFORMERS[name].get("shape") == "prefix" else None
+    shape = tiny.TRANSFORMERS[name].get("shape")
+    source = tiny.tokens(2, 5, seed=1) if shape == "encoder-decoder" else None
+    prefix = torch.tensor([2, 3]) if shape == "prefix" else None
     return Batch(tiny.tokens(2, 7), source_BS=source, prefix_B=prefix)
 
 
@@ -56,21 +49,16 @@ def test_quantized_weights_below_adapters(name: str, quantize: Any) -> None:
     for model, trains in ((found, True), (wanted, False)):
         add_adapters_and_freeze_(model, Lora(targets=ALL, quantize=quantize), store_quantized=trains)
         drawn(model)
-        model.float().logits(model(batch_of(name)).hidden_BTD).square().mean().backward()
+        torch.autograd.backward(model.float().logits(model(batch_of(name)).hidden_BTD).square().mean())
     rounded = {key for key, value in found.state_dict().items() if not value.isfinite().all()}
     assert len(rounded) == len(find_linears(found))
     gradients = dict(wanted.named_parameters())
     for key in adapter_parameter_names(found):
         torch.testing.assert_close(found.get_parameter(key).grad, gradients[key].grad, rtol=1e-4, atol=1e-6)
-    assert (
-        adapter_or_full_state_dict(found).keys()
-        == adapter_or_full_state_dict(wanted).keys()
-        == set(adapter_parameter_names(found))
-    )
     for model in (found, wanted):
+        assert adapter_or_full_state_dict(model).keys() == set(adapter_parameter_names(model))
         merge_adapters_(model)
-    for key, value in found.state_dict().items():
-        torch.testing.assert_close(value, wanted.state_dict()[key], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.state_dict(), wanted.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("adapted", [(True, False, True), (True, True, True), (False, True, False)])
@@ -104,7 +92,7 @@ def test_adapters_are_drawn_so_that_what_they_read_keeps_its_size() -> None:
     assert float(layer.down_RI.detach().std()) == pytest.approx(400**-0.5, rel=0.02)
 
 
-@pytest.mark.parametrize("name", tiny.mark_all_but_kinds_nightly(tiny.TRANSFORMERS))
+@pytest.mark.parametrize("name", tiny.of_each_kind(tiny.TRANSFORMERS))
 def test_a_model_begins_as_the_one_that_it_is_made_of_and_merges_into_one_like_it(name: str) -> None:
     plain, adapted = (tiny.model(**tiny.TRANSFORMERS[name]) for _ in range(2))
     batch = batch_of(name)
@@ -122,10 +110,11 @@ def test_a_model_begins_as_the_one_that_it_is_made_of_and_merges_into_one_like_i
 
 
 @pytest.mark.parametrize("targets", [("query",), ("key", "value"), ("output",), ("feed-forward",)])
-def test_only_targets_have_adapters(targets: tuple[str, ...]) -> None:
-    """Names of weights changed by merging."""
+def test_only_targets_have_adapters(targets: Any) -> None:
+    """Told by the weights that merging changes."""
     plain, adapted = (tiny.model(**tiny.TRANSFORMERS["2017 pre-norm"]) for _ in range(2))
-    filled(adapted, rank=2, targets=targets)
+    add_adapters_and_freeze_(adapted, Lora(rank=2, targets=targets))
+    drawn(adapted)
     merge_adapters_(adapted)
     changed = set()
     for (name, before), after in zip(plain.named_parameters(), adapted.parameters(), strict=True):
@@ -137,7 +126,7 @@ def test_only_targets_have_adapters(targets: tuple[str, ...]) -> None:
         if torch.equal(before, after):
             continue
         assert last[1] == "weight"
-        for part, old, new in zip(parts, before.split(widths), after.split(widths), strict=True):
+        for part, old, new in zip(parts, torch.split(before, widths), torch.split(after, widths), strict=True):
             if not torch.equal(old, new):
                 changed.add(part)
                 assert torch.linalg.matrix_rank(new - old) == 2
@@ -153,29 +142,14 @@ def test_only_adapters_and_the_head_learn_and_only_they_are_kept() -> None:
     add_adapters_and_freeze_(model.body, Lora())
     learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert learning == head | set(adapter_parameter_names(model)) == set(adapter_or_full_state_dict(model))
-    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    assert len(set(adapter_parameter_names(model))) == 2 * len(mixers) / 2
-
-
-@pytest.mark.parametrize("name", nightly_but(["gpt2-124m", "bert-base", "gpt1", "roberta-base"], "gpt2-124m", "gpt1"))
-def test_adapters_are_at_most_two_percent_of_a_model(name: str) -> None:
-    """As shipped, and with all matrices adapted at the default rank."""
-    recipe = load(name).recipe
-    for targets, least, most in ((None, 0.001, 0.01), (ALL, 0.01, 0.02)):
-        with torch.device("meta"):
-            model = models.build(recipe.model, recipe.model.vocab_size or 30_000)
-            whole = sum(parameter.numel() for parameter in model.parameters())
-            add_adapters_and_freeze_(model, Lora() if targets is None else Lora(targets=targets))
-        learning = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        assert least < learning / whole < most
+    assert len(set(adapter_parameter_names(model))) == 2 * 2
 
 
 def test_dropout_is_of_what_adapters_read() -> None:
     """With zero adapters dropout has no effect."""
-    model = tiny.model()
+    model, batch = tiny.model(), Batch(tiny.tokens(2, 5))
     add_adapters_and_freeze_(model, Lora(dropout=0.5))
     model.train()
-    batch = Batch(tiny.tokens(2, 5))
     assert torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)
     drawn(model)
     assert not torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)

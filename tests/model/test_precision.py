@@ -1,53 +1,33 @@
 """Lower precision and other devices come close to float32 on the CPU."""
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.stack import Sublayer
 from tests.support import tiny
 from tests.support.tiny import CACHED, TRANSFORMERS, VOCAB
 
-PLACES = [
-    pytest.param("cpu", torch.bfloat16, id="cpu bfloat16"),
-    pytest.param("cpu", torch.float16, id="cpu float16"),
-    pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu, id="cuda bfloat16"),
-    pytest.param("cuda", torch.float16, marks=pytest.mark.gpu, id="cuda float16"),
-]
-families = pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(TRANSFORMERS))
-CACHING = [name for name in CACHED if name in TRANSFORMERS]
-cached = pytest.mark.parametrize("family", CACHING)
-SOURCES = ("encoder-decoder", "prefix")
-PACKED = [name for name, of in TRANSFORMERS.items() if of.get("shape") not in SOURCES]
+places = pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        pytest.param(device, dtype, marks=[pytest.mark.gpu] if device == "cuda" else [])
+        for device in ("cpu", "cuda")
+        for dtype in (torch.bfloat16, torch.float16)
+    ],
+)
+FAMILIES = tiny.of_each_kind(TRANSFORMERS)
+CACHING = [name for name in FAMILIES if name in CACHED]
+PACKED = [name for name in FAMILIES if TRANSFORMERS[name].get("shape") not in ("encoder-decoder", "prefix")]
 """Families whose rows may hold several documents."""
 TOKENS = tiny.tokens(4, 19)
 
 
-def cases(families: Iterable[str], separately: Iterable[str]) -> list[Any]:
-    """(device, type, family, whether it is of the second kind): on a CPU each family once of each kind it has.
-
-    One is in bfloat16 and one in float16, of which the kernels differ, and the masks do not.
-    Families that are not among `tiny.KINDS` are slow.
-    """
-    of_cpu, of_gpu = PLACES[:2], PLACES[2:]
-    first = [(place, family, False) for family in families for place in (of_cpu[0], *of_gpu)]
-    second = [(place, family, True) for family in separately for place in (of_cpu[1], *of_gpu)]
-    return [
-        pytest.param(
-            *(*place.values, family, kind),
-            marks=[*place.marks, *([] if family in tiny.KINDS else [pytest.mark.slow])],
-            id=f"{place.id}, {family}, {kind}",
-        )
-        for place, family, kind in (*first, *second)
-    ]
-
-
-def initial(family: str) -> LanguageModel:
+def initial(family: str) -> Any:
     """A model with its initial weights, and so initial logits."""
     torch.manual_seed(0)
     return build(tiny.spec(init={"std": 0.2}, **TRANSFORMERS[family]), VOCAB)
@@ -58,53 +38,46 @@ def close(one: Tensor, two: Tensor, share: float) -> bool:
     return float((one.detach().cpu().float() - two.detach()).norm()) <= share * float(two.detach().norm())
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "family", "isolated"),
-    cases(TRANSFORMERS, PACKED),
-)
-def test_autocast_is_close_to_float32(device: str, dtype: torch.dtype, family: str, isolated: bool) -> None:
+def assert_same_gradients(plain: nn.Module, other: nn.Module, share: float) -> None:
+    for (name, wanted), parameter in zip(plain.named_parameters(), other.parameters(), strict=True):
+        if wanted.grad is not None:  # as the next-sentence head
+            assert parameter.grad is not None
+            assert close(parameter.grad, wanted.grad, share), name
+
+
+@places
+@pytest.mark.parametrize("family", FAMILIES)
+def test_autocast_is_close_to_float32_and_leaves_the_stream_in_it(device: str, dtype: torch.dtype, family: str) -> None:
+    """In float16 with several documents in a row: kernels differ by type, and masks do not."""
     plain = initial(family)
     other = copy.deepcopy(plain).to(device)
-    documents = {"documents_BT": torch.arange(19).expand(4, 19) // 7} if isolated else {}
+    isolated = dtype == torch.float16 and family in PACKED
+    documents: Any = {"documents_BT": torch.arange(19).expand(4, 19) // 7} if isolated else {}
     logits = plain.logits(tiny.read(plain, TOKENS, **documents))
     logits.log_softmax(-1)[..., 3].sum().backward()
+    stream: set[torch.dtype] = set()
+    for sublayer in (module for module in other.modules() if isinstance(module, Sublayer)):
+        sublayer.register_forward_hook(lambda module, given, given_back: stream.add(given_back[0].dtype))
     with torch.autocast(device, dtype=dtype):
-        low = other.logits(tiny.read(other, TOKENS, **documents))
+        hidden = tiny.read(other, TOKENS, **documents)
+        low = other.logits(hidden)
+    assert {hidden.dtype, *stream} == {torch.float32}
     low.float().log_softmax(-1)[..., 3].sum().backward()
     assert low.dtype == dtype
     assert close(low, logits, 0.03)
-    gradients = zip(plain.named_parameters(), other.parameters(), strict=True)
-    for (name, wanted), parameter in gradients:
-        assert parameter.dtype == torch.float32
-        if wanted.grad is None:  # the next-sentence head
-            continue
-        assert close(parameter.grad, wanted.grad, 0.1), name
+    assert {parameter.dtype for parameter in other.parameters()} == {torch.float32}
+    assert_same_gradients(plain, other, 0.1)
 
 
-@pytest.mark.parametrize(("device", "dtype"), PLACES)
-@families
-def test_the_stream_stays_float32_under_autocast(device: str, dtype: torch.dtype, family: str) -> None:
-    model = initial(family).to(device)
-    seen = []
-    sublayers = [module for module in model.modules() if isinstance(module, Sublayer)]
-    for sublayer in sublayers:
-        sublayer.register_forward_hook(lambda module, given, given_back: seen.append(given_back[0].dtype))
-    with torch.autocast(device, dtype=dtype):
-        hidden = tiny.read(model, TOKENS)
-    assert hidden.dtype == torch.float32
-    assert len(seen) >= len(sublayers)
-    assert set(seen) == {torch.float32}
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "family", "autocast"),
-    cases(CACHING, CACHING),
-)
+@places
+@pytest.mark.parametrize("family", CACHING)
 @torch.no_grad()
-def test_cached_decoding_in_low_precision(device: str, dtype: torch.dtype, family: str, autocast: bool) -> None:
+def test_cached_decoding_in_low_precision(device: str, dtype: torch.dtype, family: str) -> None:
+    """By autocast to float16, and with all weights in bfloat16."""
     plain = initial(family)
     wanted = tiny.read(plain, TOKENS)
     other = copy.deepcopy(plain).to(device)
+    autocast = dtype == torch.float16
     other = other if autocast else other.to(dtype)
     with torch.autocast(device, dtype=dtype, enabled=autocast):
         hidden = in_steps(other)
@@ -123,14 +96,14 @@ def in_steps(model: LanguageModel) -> Tensor:
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("family", "rows"),
-    [*((name, rows) for name in TRANSFORMERS for rows in ("alone", "padded")), *((name, "packed") for name in PACKED)],
+    [*((name, rows) for name in FAMILIES for rows in ("alone", "padded")), *((name, "packed") for name in PACKED)],
 )
 def test_cuda_equals_the_cpu(family: str, rows: str) -> None:
     """SDPA's kernels on a GPU, in float32, against plain products on the CPU, with every kind of mask."""
     torch.set_float32_matmul_precision("highest")
     plain = initial(family)
     other = copy.deepcopy(plain).cuda()
-    more: dict[str, dict[str, Tensor]] = {
+    more: dict[str, Any] = {
         "alone": {},
         "packed": {"documents_BT": torch.arange(19).expand(4, 19) // 7},
         "padded": {"keep_BT": torch.arange(19) < torch.tensor([19, 3, 11, 18])[:, None]},
@@ -141,14 +114,11 @@ def test_cuda_equals_the_cpu(family: str, rows: str) -> None:
     there = other.logits(tiny.read(other, TOKENS, **more[rows]))[keep_BT.cuda()]
     there.log_softmax(-1)[..., 3].sum().backward()
     torch.testing.assert_close(there.detach().cpu(), logits.detach(), rtol=1e-4, atol=1e-4)
-    for (name, wanted), parameter in zip(plain.named_parameters(), other.parameters(), strict=True):
-        if wanted.grad is None:  # the next-sentence head
-            continue
-        assert close(parameter.grad, wanted.grad, 1e-3), name
+    assert_same_gradients(plain, other, 1e-3)
 
 
 @pytest.mark.gpu
-@cached
+@pytest.mark.parametrize("family", CACHING)
 def test_cached_decoding_on_cuda(family: str) -> None:
     torch.set_float32_matmul_precision("highest")
     model = initial(family).cuda()

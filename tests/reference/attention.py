@@ -134,15 +134,6 @@ def score(kind: str, q: Array, k: Array, weights: Sequence[Array]) -> float:
     raise ValueError(kind)
 
 
-def attend(scores: Sequence[Sequence[float]], values: Array, seen: Sequence[Sequence[bool]]) -> Array:
-    """The softmax average of the values that each query sees."""
-    rows = []
-    for score_row, seen_row in zip(scores, seen, strict=True):
-        weights = [math.exp(s) if may else 0.0 for s, may in zip(score_row, seen_row, strict=True)]
-        rows.append(sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights))
-    return np.array(rows)
-
-
 def in_window(query: int, key: int, size: int, dilation: int, n_global: int) -> bool:
     """Beltagy et al. 2020: near in steps of the dilation, or one of the two is global."""
     if query < n_global or key < n_global:

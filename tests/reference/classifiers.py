@@ -1,5 +1,6 @@
-"""Classifiers of the lectures with loops: averaging, softmax and sigmoid outputs, gradients in closed form."""
+"""Features of texts for linear classifiers, averages of word vectors, and gradients in closed form, with loops."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -69,17 +70,12 @@ def deep_average(text: Sequence[int], vectors: Array, layers: Sequence[tuple[Arr
     return h
 
 
-def softmax_gradient(weight: Array, x: Array, label: int) -> tuple[float, Array]:
-    """-log p_label for p = softmax(W x), and its gradient: row k is p_k x, less x for the label."""
-    scores = np.array([row @ x for row in weight])
-    p = np.exp(scores - scores.max())
-    p /= p.sum()
-    gradient = np.array([p[k] * x for k in range(len(weight))])
-    gradient[label] += -x
-    return float(-np.log(p[label])), gradient
-
-
-def sigmoid_gradient(weight: Array, x: Array, label: int) -> tuple[float, Array]:
-    """-log p for p = s(w x) of label 1, 1 - p of label 0; its gradient -x + p x, and p x."""
-    p = 1 / (1 + np.exp(-(weight @ x)))
-    return (float(-np.log(p)), -x + p * x) if label else (float(-np.log(1 - p)), p * x)
+def linear_gradient(weight: Array, x: Array, y: Array, is_softmax: bool) -> Array:
+    """Of -log p of the labels y by the weights W: row k is (p_k - y_k) x, for p = softmax(W x) or the sigmoid of each,
+    of which the loss is the mean."""
+    scores = [float(row @ x) for row in weight]
+    if is_softmax:
+        p = [math.exp(score) / sum(math.exp(other) for other in scores) for score in scores]
+        return np.array([(p[k] - y[k]) * x for k in range(len(weight))])
+    p = [1 / (1 + math.exp(-score)) for score in scores]
+    return np.array([(p[k] - y[k]) * x / len(weight) for k in range(len(weight))])

@@ -72,7 +72,7 @@ def span_boundary_loss(
         for layer in ("inner", "outer"):
             x = _dense(x, of[f"{layer}.matrix"], of[f"{layer}.bias"][0])
             gain, shift = (np.array(of[f"{layer}.{part}"][0]) for part in ("gain", "shift"))
-            x = Norm("layer", gain, shift, 1e-5)(np.array([gelu(v) for v in x]))
+            x = Norm("layer", gain, shift, 1e-5)(np.array([gelu(v) for v in x])).tolist()
         scores = _dense(x, [row[:-1] for row in output], [row[-1] for row in output])
         total -= log_softmax(scores)[target]
     return total

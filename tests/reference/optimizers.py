@@ -83,7 +83,8 @@ def orthogonalised(matrix: Array) -> Array:
     singular = singular / np.sqrt(np.sum(singular**2))
     for _ in range(5):
         singular = 3.4445 * singular - 4.7750 * singular**3 + 2.0315 * singular**5
-    return left @ np.diag(singular) @ right
+    product: Array = left @ np.diag(singular) @ right
+    return product
 
 
 def clipped(gradients: Sequence[Array], limit: float) -> list[Array]:

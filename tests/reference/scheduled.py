@@ -12,7 +12,7 @@ def linear(i: float, k: float, floor: float) -> float:
 
 
 def exponential(i: float, k: float) -> float:
-    return k**i
+    return math.pow(k, i)
 
 
 def inverse_sigmoid(i: float, k: float) -> float:

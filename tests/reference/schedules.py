@@ -31,4 +31,4 @@ def cosine(t: int, steps: int, warmup: int, final: float) -> float:
 
 def inverse_square_root(t: int, d_model: int, warmup: int) -> float:
     """d^-0.5 min(t^-0.5, t warmup^-1.5) (Vaswani et al. 2017)."""
-    return 1 / math.sqrt(d_model) * min(1 / math.sqrt(t), t / warmup**1.5)
+    return 1 / math.sqrt(d_model) * min(1 / math.sqrt(t), t / math.pow(warmup, 1.5))

@@ -13,8 +13,8 @@ def sigmoid(x: float) -> float:
 
 
 def softmax(scores: Matrix) -> Matrix:
-    powers = np.exp(scores - scores.max())
-    return powers / powers.sum()
+    powers: Matrix = np.exp(scores - scores.max())
+    return powers / np.sum(powers)
 
 
 def full_softmax(v: Matrix, u: Matrix, pairs: Sequence[tuple[int, int]]) -> tuple[float, Matrix, Matrix]:

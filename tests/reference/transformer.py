@@ -179,6 +179,7 @@ class Tower:
             self.n_kv_heads,
             lambda t, s: True,
             self.scale,
+            score=weights.score,
         )
         return self._join(stream, [weights.out(m) for m in mixed], weights.norm)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.reference.metrics import spearman as spearman
 from tests.reference.recurrent import scalar_mix
 from tests.reference.skipgram import sigmoid, softmax
 
@@ -70,14 +71,6 @@ def analogy(table: Matrix, a: int, b: int, c: int) -> list[int]:
 
     others = [d for d in range(len(table)) if d not in (a, b, c)]
     return sorted(others, key=lambda d: -(cosine(d, a) - cosine(d, b) + cosine(d, c)))
-
-
-def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """1 - 6 sum of d^2 / (n (n^2 - 1)), d being differences of ranks; without ties."""
-    n = len(one)
-    ranks = [[sorted(values).index(value) for value in values] for values in (one, other)]
-    squares = sum((r - s) ** 2 for r, s in zip(*ranks, strict=True))
-    return 1 - 6 * squares / (n * (n * n - 1))
 
 
 def task_input(x: Matrix, layers: Sequence[Matrix], scalars: Sequence[float], gamma: float) -> Matrix:

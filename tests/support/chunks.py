@@ -13,7 +13,7 @@ from lmtool.model import DecodeState, LanguageModel
 from tests.support import tiny
 from tests.support.tiny import FAMILIES
 
-EXACT: dict[str, float] = {"rtol": 1e-9, "atol": 1e-9}
+EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 quick = settings(max_examples=50 if settings.get_current_profile_name() == "thorough" else 4, deadline=None)
 """A few examples for each family, of which there are many."""
 

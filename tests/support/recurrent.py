@@ -1,5 +1,7 @@
 """Recurrent models: what tests of their shapes share."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from tests.model.recurrent_weights import VOCAB, Array, Weights
 from tests.reference import recurrent as reference
 
-EXACT: dict[str, float] = {"rtol": 1e-9, "atol": 1e-9}
+EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 SCORES = ["dot", "scaled-dot", "bilinear", "reduced-rank", "additive"]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from _pytest.mark.structures import ParameterSet
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
@@ -31,242 +32,163 @@ from tests.support.cases import nightly_but
 
 VOCAB = 13
 
-DECODERS: dict[str, dict[str, Any]] = {
-    "gpt2": {"activation": "gelu-tanh"},
-    "gpt1": {"activation": "gelu-tanh", "norm": {"kind": "layer", "place": "post"}},
-    "vaswani": {
-        "activation": "relu",
-        "norm": {"kind": "layer", "place": "post", "eps": 1e-3},
-        "position": {"kind": "sinusoidal"},
-        "scale_embedding": True,
-    },
-    "modern": {
-        "activation": "swiglu",
-        "norm": {"kind": "rms", "place": "pre", "eps": 1e-6},
-        "position": {"kind": "none"},
-        "bias": False,
-        "tie_embeddings": False,
-        "n_kv_heads": 2,
-        "d_ff": 12,
-    },
-    "multi-query": {"n_kv_heads": 1, "head_bias": True, "position": {"kind": "learned", "size": 40}},
-}
+NAMED: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load("""
+decoders:
+  gpt2: {activation: gelu-tanh}
+  gpt1: {activation: gelu-tanh, norm: {kind: layer, place: post}}
+  vaswani: &vaswani
+    activation: relu
+    norm: {kind: layer, place: post, eps: 1.0e-3}
+    position: {kind: sinusoidal}
+    scale_embedding: true
+  modern:
+    {activation: swiglu, norm: {kind: rms, place: pre, eps: 1.0e-6}, position: {kind: none}, bias: false,
+     tie_embeddings: false, n_kv_heads: 2, d_ff: 12}
+  multi-query: {n_kv_heads: 1, head_bias: true, position: {kind: learned, size: 40}}
+transformers:
+  alibi: {position: {kind: alibi}}
+  rotary: {position: {kind: rotary, theta: 50.0}, n_kv_heads: 2}
+  relative: {position: {kind: relative, buckets: 5, max_distance: 9}}
+  disentangled: {position: {kind: disentangled, max_distance: 3}, qk_norm: head}
+  window: {pattern: {kind: window, size: 3}}
+  global window: {pattern: {kind: window, size: 2, dilation: 2, global_tokens: 2}, position: {kind: sinusoidal}}
+  full layers among windows:
+    pattern: {kind: window, size: 2, full_layers: [1]}
+    position: &window-theta {kind: rotary, theta: 200.0, window_theta: 20.0}
+    qk_norm: head
+    head_width: 6
+    n_kv_heads: 2
+  bare: {position: {kind: none}, norm: {kind: none}, residual: false, d_ff: 0, n_heads: 1}
+  no residual: {residual: false, norm: {place: post}, position: {kind: sinusoidal}}
+  from the layer: {residual_from: layer, norm: {place: post}, position: {kind: alibi}}
+  from the layer, pre-norm: {residual_from: layer, position: {kind: rotary}}
+  plain attention: {mixer: plain-attention, n_heads: 2, position: {kind: alibi}, score: dot}
+  plain attention, rotary: {mixer: plain-attention, position: {kind: rotary}}
+  plain attention, one head: {mixer: plain-attention, n_heads: 1, norm: {kind: none}}
+  plain attention, bilinear: {mixer: plain-attention, score: bilinear, norm: {place: post}}
+  shared layers: {share_layers: true, n_layers: 3, position: {kind: alibi}}
+  primer: {activation: relu-squared, position: {kind: rotary}}
+  x0: {x0: true, norm: {kind: rms, embedding: true}, position: {kind: rotary}}
+  x0 of shared layers: {x0: true, share_layers: true, parallel: true}
+  encoder with x0: {shape: encoder, x0: true, residual_from: layer, norm: {place: post}}
+  encoder-decoder with x0: {shape: encoder-decoder, x0: true, embedding_width: 6, tie_embeddings: false}
+  gated heads: {attention_gate: headwise, n_kv_heads: 2, position: {kind: rotary}}
+  gated elements: {attention_gate: elementwise, value_width: 3, parallel: true}
+  encoder-decoder with gated heads: {shape: encoder-decoder, attention_gate: headwise}
+  smear: {smear: true, position: {kind: rotary}, norm: {kind: rms, embedding: true}}
+  smear and n-grams: {smear: true, scale_embedding: true, ngram_embedding: {entries: 60}}
+  neox: {position: {kind: rotary, share: 0.5}, parallel: true, tie_embeddings: false}
+  gemma:
+    {position: {kind: rotary}, head_width: 2, norm: {kind: rms, unit_offset: true}, activation: geglu,
+     scale_embedding: true, bias: false, qkv_bias: true}
+  stablelm:
+    {position: {kind: rotary, share: 0.5}, norm: {bias: true}, activation: swiglu, bias: false, tie_embeddings: false}
+  olmo2:
+    {position: {kind: rotary, scaling: {kind: linear, factor: 2.5}}, norm: {kind: rms, place: output}, qk_norm: joint,
+     n_kv_heads: 2, bias: false}
+  llama3:
+    position: {kind: rotary, scaling: {kind: llama3, factor: 4.0, original_context: 40, low_frequency: 0.5}}
+    activation: silu
+  yarn:
+    position:
+      {kind: rotary, theta: 100.0, scaling: {kind: yarn, factor: 4.0, original_context: 40, fast_turns: 5.0}}
+    head_width: 8
+  n-grams: {ngram_embedding: {entries: 60, longest: 4}, position: {kind: rotary}}
+  wide values: {head_width: 2, value_width: 6, n_kv_heads: 2, position: {kind: rotary}}
+  bilinear: {score: bilinear}
+  reduced-rank: {score: reduced-rank, rank: 2}
+  additive: {score: additive, position: {kind: relative, buckets: 4, max_distance: 6}}
+  wide additive: {score: additive, score_width: 7}
+  bert: &bert
+    shape: encoder
+    norm: {kind: layer, place: post, eps: 1.0e-12, embedding: true}
+    n_segments: 2
+    head_transform: true
+    head_bias: true
+    next_sentence_head: true
+  roberta: {<<: *bert, n_segments: 0, next_sentence_head: false, position: {kind: learned, size: 30, offset: 2}}
+  electra: {<<: *bert, embedding_width: 6, next_sentence_head: false}
+  albert: {<<: *bert, embedding_width: 6, share_layers: true}
+  narrow embeddings: {embedding_width: 10, tie_embeddings: false, position: {kind: sinusoidal}}
+  modernbert:
+    {shape: encoder, pattern: {kind: window, size: 3, full_layers: [0]}, position: *window-theta,
+     norm: {embedding: true, first: false}, activation: geglu-exact, head_transform: true, head_bias: true, bias: false}
+  longformer:
+    shape: encoder
+    norm: {place: post, embedding: true}
+    pattern: {kind: window, size: 2, global_tokens: 1}
+    position: {kind: learned, size: 40}
+  pre-norm encoder: {shape: encoder, position: {kind: rotary}, activation: swiglu, bias: false}
+  encoder from the layer: {shape: encoder, residual_from: layer, norm: {place: output}}
+  deberta: {<<: *bert, position: {kind: disentangled, max_distance: 2}, next_sentence_head: false}
+  encoder with alibi: {shape: encoder, position: {kind: alibi}, n_heads: 2}
+  "2017": &2017 {<<: *vaswani, shape: encoder-decoder}
+  marian: {<<: *2017, activation: silu, position: {kind: sinusoidal, layout: halves}, head_bias: true}
+  bart:
+    {shape: encoder-decoder, norm: {place: post, embedding: true}, position: {kind: learned, size: 30, offset: 2},
+     separate_inputs: true, head_bias: true}
+  2017 of attention alone: {<<: *2017, d_ff: 0, norm: {kind: none}}
+  2017 of shared layers: {<<: *2017, share_layers: true}
+  2017 pre-norm: {<<: *2017, norm: {place: pre}, n_kv_heads: 2, tie_embeddings: false}
+  t5: &t5
+    shape: encoder-decoder
+    activation: relu
+    position: {kind: relative, buckets: 6, max_distance: 12}
+    score: dot
+    norm: {kind: rms, eps: 1.0e-6}
+    bias: false
+    scale_head: true
+  t5 1.1: {<<: *t5, activation: geglu, tie_embeddings: false, scale_head: false, d_ff: 10, head_width: 6}
+  encoder-decoder with rotary windows:
+    {shape: encoder-decoder, position: {kind: rotary}, pattern: {kind: window, size: 3}, norm: {embedding: true}}
+  encoder-decoder, narrow values: {shape: encoder-decoder, value_width: 3}
+  encoder-decoder, additive: {shape: encoder-decoder, score: additive}
+  encoder-decoder, plain attention: {shape: encoder-decoder, mixer: plain-attention}
+  disentangled encoder-decoder:
+    {shape: encoder-decoder, position: {kind: disentangled, max_distance: 4}, mixer: plain-attention}
+  prefix: {shape: prefix}
+  prefix, post-norm: {shape: prefix, norm: {kind: rms, place: post}, n_kv_heads: 2}
+  prefix with relative positions: {shape: prefix, position: {kind: relative, buckets: 8}}
+  prefix with windows: {shape: prefix, position: {kind: alibi}, pattern: {kind: window, size: 4, global_tokens: 1}}
+others:
+  elman: {<<: &recurrent {kind: recurrent, n_layers: 2, d_model: 8, context: 24}, cell: rnn}
+  elman of sigmoids: {<<: *recurrent, cell: rnn, nonlinearity: sigmoid}
+  gru: {<<: *recurrent, cell: gru, tie_embeddings: false}
+  lstm: *recurrent
+  elman with a memory: {<<: *recurrent, cell: rnn, attention: {score: dot}}
+  gru with a memory: {<<: *recurrent, cell: gru, attention: {score: additive}, tie_embeddings: false}
+  lstm with a memory: {<<: *recurrent, attention: {score: bilinear}}
+  gru with a mean of memories: {<<: *recurrent, cell: gru, attention: {select: mean}}
+  lstm with a mean of all states: {<<: *recurrent, attention: {select: mean, present: true}}
+  elman with a choice of all states:
+    {<<: *recurrent, cell: rnn, attention: {select: hard, score: additive, score_width: 3, present: true}}
+  lstm encoder-decoder: &seq2seq {<<: *recurrent, shape: encoder-decoder}
+  elman encoder-decoder: {<<: *seq2seq, cell: rnn}
+  gru encoder-decoder: {<<: *seq2seq, cell: gru, bidirectional_encoder: true}
+  elman luong: {<<: *seq2seq, cell: rnn, attention: {score: additive}, tie_embeddings: false}
+  gru luong: {<<: *seq2seq, cell: gru, attention: {score: dot}, bidirectional_encoder: true}
+  luong: {<<: *seq2seq, attention: {score: bilinear}}
+  elman bahdanau: {<<: *seq2seq, cell: rnn, attention: {score: additive, feed: input}}
+  bahdanau: {<<: *seq2seq, cell: gru, attention: {score: additive, feed: input}, bidirectional_encoder: true}
+  lstm bahdanau: {<<: *seq2seq, attention: {score: reduced-rank, rank: 3, feed: input}}
+  elmo: {<<: *recurrent, shape: bidirectional}
+  elmo of grus: {<<: *recurrent, shape: bidirectional, cell: gru}
+  3-gram: {kind: ngram, order: 3}
+  1-gram: {kind: ngram, order: 1}
+  skip-gram: {kind: skipgram, d_model: 6}
+  glove: {kind: glove, d_model: 6}
+""")
+DECODERS = NAMED["decoders"]
 """One Transformer decoder of each kind of part, by name."""
-
-VASWANI: dict[str, Any] = {"shape": "encoder-decoder", **DECODERS["vaswani"]}
-T5: dict[str, Any] = {
-    "shape": "encoder-decoder",
-    "activation": "relu",
-    "position": {"kind": "relative", "buckets": 6, "max_distance": 12},
-    "score": "dot",
-    "norm": {"kind": "rms", "eps": 1e-6},
-    "bias": False,
-    "scale_head": True,
-}
-BERT: dict[str, Any] = {
-    "shape": "encoder",
-    "norm": {"kind": "layer", "place": "post", "eps": 1e-12, "embedding": True},
-    "n_segments": 2,
-    "head_transform": True,
-    "head_bias": True,
-    "next_sentence_head": True,
-}
-TRANSFORMERS: dict[str, dict[str, Any]] = {
-    **DECODERS,
-    "alibi": {"position": {"kind": "alibi"}},
-    "rotary": {"position": {"kind": "rotary", "theta": 50.0}, "n_kv_heads": 2},
-    "relative": {"position": {"kind": "relative", "buckets": 5, "max_distance": 9}},
-    "disentangled": {"position": {"kind": "disentangled", "max_distance": 3}, "qk_norm": "head"},
-    "window": {"pattern": {"kind": "window", "size": 3}},
-    "global window": {
-        "pattern": {"kind": "window", "size": 2, "dilation": 2, "global_tokens": 2},
-        "position": {"kind": "sinusoidal"},
-    },
-    "full layers among windows": {
-        "pattern": {"kind": "window", "size": 2, "full_layers": [1]},
-        "position": {"kind": "rotary", "theta": 200.0, "window_theta": 20.0},
-        "qk_norm": "head",
-        "head_width": 6,
-        "n_kv_heads": 2,
-    },
-    "bare": {"position": {"kind": "none"}, "norm": {"kind": "none"}, "residual": False, "d_ff": 0, "n_heads": 1},
-    "no residual": {"residual": False, "norm": {"place": "post"}, "position": {"kind": "sinusoidal"}},
-    "from the layer": {"residual_from": "layer", "norm": {"place": "post"}, "position": {"kind": "alibi"}},
-    "from the layer, pre-norm": {"residual_from": "layer", "position": {"kind": "rotary"}},
-    "plain attention": {"mixer": "plain-attention", "n_heads": 2, "position": {"kind": "alibi"}, "score": "dot"},
-    "plain attention, rotary": {"mixer": "plain-attention", "position": {"kind": "rotary"}},
-    "plain attention, one head": {"mixer": "plain-attention", "n_heads": 1, "norm": {"kind": "none"}},
-    "plain attention, bilinear": {"mixer": "plain-attention", "score": "bilinear", "norm": {"place": "post"}},
-    "shared layers": {"share_layers": True, "n_layers": 3, "position": {"kind": "alibi"}},
-    "primer": {"activation": "relu-squared", "position": {"kind": "rotary"}},
-    "x0": {"x0": True, "norm": {"kind": "rms", "embedding": True}, "position": {"kind": "rotary"}},
-    "x0 of shared layers": {"x0": True, "share_layers": True, "parallel": True},
-    "encoder with x0": {"shape": "encoder", "x0": True, "residual_from": "layer", "norm": {"place": "post"}},
-    "encoder-decoder with x0": {"shape": "encoder-decoder", "x0": True, "embedding_width": 6, "tie_embeddings": False},
-    "gated heads": {"attention_gate": "headwise", "n_kv_heads": 2, "position": {"kind": "rotary"}},
-    "gated elements": {"attention_gate": "elementwise", "value_width": 3, "parallel": True},
-    "encoder-decoder with gated heads": {"shape": "encoder-decoder", "attention_gate": "headwise"},
-    "smear": {"smear": True, "position": {"kind": "rotary"}, "norm": {"kind": "rms", "embedding": True}},
-    "smear and n-grams": {"smear": True, "scale_embedding": True, "ngram_embedding": {"entries": 60}},
-    "neox": {"position": {"kind": "rotary", "share": 0.5}, "parallel": True, "tie_embeddings": False},
-    "gemma": {
-        "position": {"kind": "rotary"},
-        "head_width": 2,
-        "norm": {"kind": "rms", "unit_offset": True},
-        "activation": "geglu",
-        "scale_embedding": True,
-        "bias": False,
-        "qkv_bias": True,
-    },
-    "stablelm": {
-        "position": {"kind": "rotary", "share": 0.5},
-        "norm": {"bias": True},
-        "activation": "swiglu",
-        "bias": False,
-        "tie_embeddings": False,
-    },
-    "olmo2": {
-        "position": {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.5}},
-        "norm": {"kind": "rms", "place": "output"},
-        "qk_norm": "joint",
-        "n_kv_heads": 2,
-        "bias": False,
-    },
-    "llama3": {
-        "position": {
-            "kind": "rotary",
-            "scaling": {"kind": "llama3", "factor": 4.0, "original_context": 40, "low_frequency": 0.5},
-        },
-        "activation": "silu",
-    },
-    "yarn": {
-        "position": {
-            "kind": "rotary",
-            "theta": 100.0,
-            "scaling": {"kind": "yarn", "factor": 4.0, "original_context": 40, "fast_turns": 5.0},
-        },
-        "head_width": 8,
-    },
-    "n-grams": {"ngram_embedding": {"entries": 60, "longest": 4}, "position": {"kind": "rotary"}},
-    "wide values": {"head_width": 2, "value_width": 6, "n_kv_heads": 2, "position": {"kind": "rotary"}},
-    "bilinear": {"score": "bilinear"},
-    "reduced-rank": {"score": "reduced-rank", "rank": 2},
-    "additive": {"score": "additive", "position": {"kind": "relative", "buckets": 4, "max_distance": 6}},
-    "wide additive": {"score": "additive", "score_width": 7},
-    "bert": BERT,
-    "roberta": {
-        **BERT,
-        "n_segments": 0,
-        "next_sentence_head": False,
-        "position": {"kind": "learned", "size": 30, "offset": 2},
-    },
-    "electra": {**BERT, "embedding_width": 6, "next_sentence_head": False},
-    "albert": {**BERT, "embedding_width": 6, "share_layers": True},
-    "narrow embeddings": {"embedding_width": 10, "tie_embeddings": False, "position": {"kind": "sinusoidal"}},
-    "modernbert": {
-        "shape": "encoder",
-        "pattern": {"kind": "window", "size": 3, "full_layers": [0]},
-        "position": {"kind": "rotary", "theta": 200.0, "window_theta": 20.0},
-        "norm": {"embedding": True, "first": False},
-        "activation": "geglu-exact",
-        "head_transform": True,
-        "head_bias": True,
-        "bias": False,
-    },
-    "longformer": {
-        "shape": "encoder",
-        "norm": {"place": "post", "embedding": True},
-        "pattern": {"kind": "window", "size": 2, "global_tokens": 1},
-        "position": {"kind": "learned", "size": 40},
-    },
-    "pre-norm encoder": {"shape": "encoder", "position": {"kind": "rotary"}, "activation": "swiglu", "bias": False},
-    "encoder from the layer": {"shape": "encoder", "residual_from": "layer", "norm": {"place": "output"}},
-    "deberta": {**BERT, "position": {"kind": "disentangled", "max_distance": 2}, "next_sentence_head": False},
-    "encoder with alibi": {"shape": "encoder", "position": {"kind": "alibi"}, "n_heads": 2},
-    "2017": VASWANI,
-    "marian": {
-        **VASWANI,
-        "activation": "silu",
-        "position": {"kind": "sinusoidal", "layout": "halves"},
-        "head_bias": True,
-    },
-    "bart": {
-        "shape": "encoder-decoder",
-        "norm": {"place": "post", "embedding": True},
-        "position": {"kind": "learned", "size": 30, "offset": 2},
-        "separate_inputs": True,
-        "head_bias": True,
-    },
-    "2017 of attention alone": {**VASWANI, "d_ff": 0, "norm": {"kind": "none"}},
-    "2017 of shared layers": {**VASWANI, "share_layers": True},
-    "2017 pre-norm": {**VASWANI, "norm": {"place": "pre"}, "n_kv_heads": 2, "tie_embeddings": False},
-    "t5": T5,
-    "t5 1.1": {**T5, "activation": "geglu", "tie_embeddings": False, "scale_head": False, "d_ff": 10, "head_width": 6},
-    "encoder-decoder with rotary windows": {
-        "shape": "encoder-decoder",
-        "position": {"kind": "rotary"},
-        "pattern": {"kind": "window", "size": 3},
-        "norm": {"embedding": True},
-    },
-    "encoder-decoder, narrow values": {"shape": "encoder-decoder", "value_width": 3},
-    "encoder-decoder, additive": {"shape": "encoder-decoder", "score": "additive"},
-    "encoder-decoder, plain attention": {"shape": "encoder-decoder", "mixer": "plain-attention"},
-    "disentangled encoder-decoder": {
-        "shape": "encoder-decoder",
-        "position": {"kind": "disentangled", "max_distance": 4},
-        "mixer": "plain-attention",
-    },
-    "prefix": {"shape": "prefix"},
-    "prefix, post-norm": {"shape": "prefix", "norm": {"kind": "rms", "place": "post"}, "n_kv_heads": 2},
-    "prefix with relative positions": {"shape": "prefix", "position": {"kind": "relative", "buckets": 8}},
-    "prefix with windows": {
-        "shape": "prefix",
-        "position": {"kind": "alibi"},
-        "pattern": {"kind": "window", "size": 4, "global_tokens": 1},
-    },
-}
+TRANSFORMERS = DECODERS | NAMED["transformers"]
 """One Transformer of each kind of part and shape, by name."""
-
-RECURRENT: dict[str, Any] = {"kind": "recurrent", "n_layers": 2, "d_model": 8, "context": 24}
-SEQ2SEQ: dict[str, Any] = {**RECURRENT, "shape": "encoder-decoder"}
 FAMILIES: dict[str, dict[str, Any]] = {
     **TRANSFORMERS,
-    "elman": {**RECURRENT, "cell": "rnn"},
-    "elman of sigmoids": {**RECURRENT, "cell": "rnn", "nonlinearity": "sigmoid"},
-    "gru": {**RECURRENT, "cell": "gru", "tie_embeddings": False},
-    "lstm": RECURRENT,
-    "elman with a memory": {**RECURRENT, "cell": "rnn", "attention": {"score": "dot"}},
-    "gru with a memory": {**RECURRENT, "cell": "gru", "attention": {"score": "additive"}, "tie_embeddings": False},
-    "lstm with a memory": {**RECURRENT, "attention": {"score": "bilinear"}},
-    "gru with a mean of memories": {**RECURRENT, "cell": "gru", "attention": {"select": "mean"}},
-    "lstm with a mean of all states": {**RECURRENT, "attention": {"select": "mean", "present": True}},
-    "elman with a choice of all states": {
-        **RECURRENT,
-        "cell": "rnn",
-        "attention": {"select": "hard", "score": "additive", "score_width": 3, "present": True},
-    },
-    "elman encoder-decoder": {**SEQ2SEQ, "cell": "rnn"},
-    "gru encoder-decoder": {**SEQ2SEQ, "cell": "gru", "bidirectional_encoder": True},
-    "lstm encoder-decoder": SEQ2SEQ,
-    "elman luong": {**SEQ2SEQ, "cell": "rnn", "attention": {"score": "additive"}, "tie_embeddings": False},
-    "gru luong": {**SEQ2SEQ, "cell": "gru", "attention": {"score": "dot"}, "bidirectional_encoder": True},
-    "luong": {**SEQ2SEQ, "attention": {"score": "bilinear"}},
-    "elman bahdanau": {**SEQ2SEQ, "cell": "rnn", "attention": {"score": "additive", "feed": "input"}},
-    "bahdanau": {
-        **SEQ2SEQ,
-        "cell": "gru",
-        "attention": {"score": "additive", "feed": "input"},
-        "bidirectional_encoder": True,
-    },
-    "lstm bahdanau": {**SEQ2SEQ, "attention": {"score": "reduced-rank", "rank": 3, "feed": "input"}},
-    "elmo": {**RECURRENT, "shape": "bidirectional"},
-    "elmo of grus": {**RECURRENT, "shape": "bidirectional", "cell": "gru"},
-    "3-gram": {"kind": "ngram", "order": 3},
-    "1-gram": {"kind": "ngram", "order": 1},
-    "skip-gram": {"kind": "skipgram", "d_model": 6},
-    "glove": {"kind": "glove", "d_model": 6},
+    **NAMED["others"],
 }
 """One model of each family, by name."""
+VASWANI, T5, BERT = (TRANSFORMERS[name] for name in ("2017", "t5", "bert"))
+RECURRENT, SEQ2SEQ = FAMILIES["lstm"], FAMILIES["lstm encoder-decoder"]
 BOTH_SIDES = [name for name, of in FAMILIES.items() if of.get("shape") == "encoder"]
 ONE_SIDE = [name for name in FAMILIES if name not in BOTH_SIDES]
 """Causal families."""
@@ -337,7 +259,8 @@ def read(built: LanguageModel, tokens_BT: Tensor, texts: Sequence[Sequence[int]]
     texts = sources(len(tokens_BT)) if texts is None else texts
     source_BS, keep_BS = padded(texts)
     if not isinstance(built, TransformerPrefixLm):
-        return built(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS, **more).to(device)).hidden_BTD
+        hidden = built(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS, **more).to(device)).hidden_BTD
+        return hidden
     # a row is the prefix, the tokens, and padding
     T = tokens_BT.shape[1]
     keep_BT = more.pop("keep_BT", torch.ones_like(tokens_BT, dtype=torch.bool))
@@ -359,7 +282,8 @@ def start(built: LanguageModel, n_rows: int, texts: Sequence[Sequence[int]] | No
 
 
 def device_of(built: LanguageModel) -> torch.device:
-    return next(iter(built.state_dict().values())).device
+    device: torch.device = next(iter(built.state_dict().values())).device
+    return device
 
 
 def as_reference(built: LanguageModel, of: Transformer) -> reference.Model:
@@ -411,7 +335,8 @@ class _Weights:
         found = {}
         for part in find_ngram_embeddings(self.built):
             for row, key in enumerate(part.keys_K.tolist()):
-                digits, base = [], self.built.vocab_size + 1
+                digits: list[int] = []
+                base = self.built.vocab_size + 1
                 while key and key < base**part.max_n:
                     key, digit = divmod(key, base)
                     digits.insert(0, digit - 1)
@@ -420,8 +345,9 @@ class _Weights:
         return found
 
     def positions(self, inputs: str) -> NDArray[np.float64] | None:
-        table = self.named.get(f"{inputs}.position.table.weight")
-        return table[self.of.position.offset :] if isinstance(self.of.position, LearnedPosition) else table
+        if isinstance(self.of.position, LearnedPosition):
+            return self.named[f"{inputs}.position.table.weight"][self.of.position.offset :]
+        return self.named.get(f"{inputs}.position.table.weight")
 
     def affine(self, name: str, start: int = 0, stop: int | None = None) -> reference.Affine:
         bias = self.named.get(f"{name}.bias")
@@ -454,7 +380,7 @@ class _Weights:
             n_kv_heads=self.n_kv_heads,
             activation=of.activation,
             place=of.norm.place,
-            scale={"dot": 1.0, "scaled-dot": self.head_width**-0.5}[of.score],
+            scale=self.head_width**-0.5 if of.score == "scaled-dot" else 1.0,
             final_norm=None if of.norm.place == "post" else self.norm(f"{name}.norm"),
             addend=lambda head, query, key: self.addend(name, head, key - query),
             turn=partial(self.turn, window=isinstance(of.pattern, WindowPattern)),
@@ -482,12 +408,15 @@ class _Weights:
             norm=self.norm(f"{name}.norm"),
             gate=self.affine(f"{name}.mixer.gate") if f"{name}.mixer.gate.weight" in self.named else None,
             norms=(self.rms(f"{name}.mixer.q_norm"), self.rms(f"{name}.mixer.k_norm")) if of_itself else None,
-            score=self.score(name) if joined == "qkv" else None,
+            score=self.score(name),
         )
 
     def score(self, name: str) -> Any:
-        if not isinstance(self.of.position, DisentangledPosition):
+        own = [weights for key, weights in self.named.items() if key.startswith(f"{name}.mixer.score.")]
+        if not own:
             return None
+        if not isinstance(self.of.position, DisentangledPosition):
+            return lambda head, q, k, i, j: plain_attention.score(self.of.score, q, k, [part[head] for part in own])
         table = self.named[f"{name.partition('.')[0]}.position.table.weight"]
         keys, queries = (table @ self.named[f"{name}.mixer.score.{part}_NDH"] for part in ("key", "query"))
         return lambda head, q, k, i, j: plain_attention.disentangled(q, k, i, j, keys[head], queries[head])
@@ -524,10 +453,11 @@ class _Weights:
         if not isinstance(of, RotaryPosition):
             return vector
         n = int(len(vector) * of.share)
-        in_window = window and of.window_theta is not None
+        theta, scaling = of.theta, of.scaling.model_dump()
+        if window and of.window_theta is not None:
+            theta, scaling = of.window_theta, {}
         frequencies, factor = plain_attention.scaled_frequencies(
-            [(of.window_theta if in_window else of.theta) ** (-2 * i / n) for i in range(n // 2)],
-            {} if in_window else of.scaling.model_dump(),
+            [theta ** (-2 * i / n) for i in range(n // 2)], scaling
         )
         turned = factor * plain_attention.rotated(vector[:n], position, frequencies)
         return np.concatenate([turned, vector[n:]])
@@ -551,7 +481,12 @@ KINDS = (
 """Families that differ in kind: each shape, position, mixer, mask and gate once. The others combine their parts."""
 
 
+def of_each_kind(families: Iterable[str]) -> list[str]:
+    """Those of `KINDS`, and those that tests/test_extending.py adds."""
+    return [name for name in families if name in KINDS or name.startswith("example")]
+
+
 def mark_all_but_kinds_nightly(families: Iterable[str]) -> list[ParameterSet]:
     """Families as cases of a test, of which those of `KINDS` run always, and the others by night."""
     names = list(families)
-    return nightly_but(names, *(name for name in KINDS if name in names))
+    return nightly_but(names, *of_each_kind(names))

@@ -4,7 +4,6 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,10 +28,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bytes]:
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "_compile", compile_)
     return calls
-
-
-def test_a_library_is_read_from_the_cache(compiled: list[bytes]) -> None:
-    assert [build._read_or_compile_library() for _ in range(3)] == compiled * 3
 
 
 def plant(cache: Path) -> Path:
@@ -63,26 +58,35 @@ def test_a_library_that_others_could_have_written_is_not_loaded(
         assert build._read_or_compile_library() == compiled[1], "from the cache, beside what was planted"
 
 
-def test_in_a_folder_of_another_user_nothing_is_kept(
+def test_what_nobody_else_can_write_is_kept_and_read_again(compiled: list[bytes], tmp_path: Path) -> None:
+    folder = tmp_path / build.CACHE_FOLDER
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert [build._read_or_compile_library() for _ in range(3)] == compiled * 3
+    (library,) = tmp_path.rglob("*.so")
+    assert not (folder.stat().st_mode | library.stat().st_mode) & 0o022
+
+
+def test_a_damaged_library_or_that_of_another_processor_is_compiled_again(
+    compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = build._read_or_compile_library()
+    (library,) = tmp_path.rglob("*.so")
+    library.write_bytes(content[:-1])
+    assert build._read_or_compile_library() == compiled[1]
+    monkeypatch.setattr(build, "_processor_features", lambda: "another")
+    assert build._read_or_compile_library() == compiled[2]
+
+
+def test_in_a_folder_of_another_user_or_none_nothing_is_kept(
     compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "try_to_deny_others_writing", lambda path: False)
     assert build._read_or_compile_library() == compiled[0]
     assert not list(tmp_path.rglob("*.so"))
-
-
-def test_the_folder_and_the_library_are_made_private(compiled: list[bytes], tmp_path: Path) -> None:
-    folder = tmp_path / build.CACHE_FOLDER
-    folder.mkdir()
-    folder.chmod(0o777)
-    build._read_or_compile_library()
-    (library,) = tmp_path.rglob("*.so")
-    assert not (folder.stat().st_mode | library.stat().st_mode) & 0o022
-
-
-def test_a_cache_that_cannot_be_written(compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / build.CACHE_FOLDER).rmdir()
     (tmp_path / build.CACHE_FOLDER).write_text("no folder")
-    assert build._read_or_compile_library() == compiled[0]
+    assert build._read_or_compile_library() == compiled[1]
 
 
 @pytest.fixture
@@ -101,11 +105,10 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
     build.load_kernels.cache_clear()
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_what_is_loaded_was_in_memory(monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
+def test_a_library_is_loaded_from_memory_or_else_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     content = build._read_or_compile_library()
-    if not in_memory:
-        monkeypatch.delattr(os, "memfd_create", raising=False)
+    assert build._load_library(content).step
+    monkeypatch.delattr(os, "memfd_create", raising=False)
     assert build._load_library(content).step
 
 
@@ -128,31 +131,6 @@ def test_a_compiler_that_fails_is_told(compiler: Callable[[str], None], caplog: 
     compiler("echo 'error: no such instruction' >&2\nexit 1")
     assert build.load_kernels() is None
     assert "no such instruction" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
-    calls: list[Any] = []
-    compiled = build._compile
-    monkeypatch.setattr(build, "_compile", lambda *of: calls.append(of) or compiled(*of))
-    for _ in range(2):
-        build.load_kernels.cache_clear()
-        assert build.load_kernels() is not None
-    assert len(calls) == 1
-    (stored,) = tmp_path.rglob("*.so")
-    content = stored.read_bytes()
-    stored.unlink()  # it is loaded here
-    stored.write_bytes(content[:-1])
-    build.load_kernels.cache_clear()
-    assert build.load_kernels() is not None
-    assert len(calls) == 2
-    assert len(list(tmp_path.rglob("*.so"))) == 1
-    monkeypatch.setattr(build, "_processor_features", lambda: "another")
-    build.load_kernels.cache_clear()
-    assert build.load_kernels() is not None
-    assert len(calls) == 3
-    build.load_kernels.cache_clear()
 
 
 @pytest.mark.slow

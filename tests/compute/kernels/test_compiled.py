@@ -50,7 +50,7 @@ def test_one_graph_has_texts_of_any_length() -> None:
     """No operator turns a symbolic size into a number."""
 
     def use_all(x_TD: torch.Tensor) -> torch.Tensor:
-        heads_1NTH = ops.rms_norm(x_TD, torch.ones(8), 1e-5).unflatten(-1, (2, 4)).transpose(0, 1)[None]
+        heads_1NTH = ops.rms_norm(x_TD, torch.ones(8), 1e-5).view(-1, 2, 4).transpose(0, 1)[None]
         angles_11TA = x_TD.detach()[None, None, :, :2]
         turned_1NTH = ops.rotary(heads_1NTH, angles_11TA.cos(), angles_11TA.sin())
         targets_T, weights_T = torch.zeros(len(x_TD), dtype=torch.int64), torch.ones(len(x_TD))

@@ -16,15 +16,15 @@ compiled = pytest.mark.skipif(build.load_kernels() is None, reason="no C compile
 
 @compiled
 @pytest.mark.parametrize("dtype", matrices.KERNEL_DTYPES)
-@pytest.mark.parametrize(("n_out", "n_in"), [(5, 32), (16, 64), (50, 96), (33, 320)])
-def test_products(dtype: str, n_out: int, n_in: int) -> None:
+@pytest.mark.parametrize(("n_out", "n_in"), [(5, 32), (16, 64), (33, 320)])
+def test_products_are_those_of_the_rounded_weights(dtype: str, n_out: int, n_in: int) -> None:
     """Of the weights as they are kept; quantised inputs are rounded by a 127th or 63rd of their largest."""
     torch.manual_seed(n_out)
     weight, bias = torch.randn(n_out, n_in), torch.randn(n_out)
     kept = {"int8": lambda: torch.mul(*quantize_int8(weight)), "int4": lambda: quantize_int4(weight).dequantize()}
     dense = kept.get(dtype, lambda: weight.to(getattr(torch, dtype)).float())()
     matrix = NativeMatrix(weight, dtype)
-    for n_rows in (1, 2, 8, 19):
+    for n_rows in (1, 8, 19):
         x = torch.randn(n_rows, n_in)
         away = 2e-2 if dtype.startswith("int") else 1e-5
         assert (matrix(x, bias) - (x @ dense.T + bias)).norm() < away * (x @ dense.T).norm()
@@ -32,7 +32,7 @@ def test_products(dtype: str, n_out: int, n_in: int) -> None:
 
 
 @compiled
-def test_rows_of_eight_bits() -> None:
+def test_rows_of_a_matrix_of_eight_bits_can_be_read() -> None:
     weight, indices = torch.randn(37, 64), torch.tensor([[0, 36], [15, 16]])
     dense = torch.mul(*quantize_int8(weight))
     assert torch.equal(NativeMatrix(weight, "int8").dequantize_int8_rows(indices), dense[indices])
@@ -49,7 +49,9 @@ def test_inputs_that_are_whole_numbers_are_multiplied_exactly(dtype: str) -> Non
     if dtype == "int8":
         whole = torch.randint(-127, 128, (20, 64), generator=generator)
         whole[:, 0] = 127
-    most = c_int32.in_dll(build.load_kernels(), "max_quantized_input").value
+    kernels = build.load_kernels()
+    assert kernels is not None
+    most = c_int32.in_dll(kernels, "max_quantized_input").value
     x = torch.randint(-most, most + 1, (3, 64), generator=generator)
     x[:, ::INT4_GROUP_SIZE] = most
     found = NativeMatrix(whole.float(), dtype)(x.float(), None)
@@ -59,7 +61,7 @@ def test_inputs_that_are_whole_numbers_are_multiplied_exactly(dtype: str) -> Non
 
 @compiled
 @pytest.mark.parametrize("dtype", matrices.KERNEL_DTYPES)
-def test_neighbours_change_nothing(dtype: str) -> None:
+def test_other_rows_change_no_product(dtype: str) -> None:
     torch.manual_seed(0)
     matrix, x = NativeMatrix(torch.randn(40, 96), dtype), torch.randn(11, 96) * torch.logspace(-2, 2, 11)[:, None]
     together = matrix(x, None)
@@ -69,7 +71,7 @@ def test_neighbours_change_nothing(dtype: str) -> None:
 
 @compiled
 @pytest.mark.parametrize("dtype", matrices.KERNEL_DTYPES)
-def test_what_is_no_number_stays_none(dtype: str) -> None:
+def test_nan_stays_in_its_row(dtype: str) -> None:
     x = torch.randn(3, 64)
     x[1, 40] = torch.nan
     assert NativeMatrix(torch.randn(16, 64), dtype)(x, None).isnan().all(1).tolist() == [False, True, False]
@@ -84,7 +86,7 @@ def test_weights_of_a_gguf_file_are_kept(kind: GGMLQuantizationType) -> None:
     torch.testing.assert_close(quantize_int4(once).dequantize(), once, rtol=1e-3, atol=1e-6)
 
 
-def test_groups_have_the_nearer_grid() -> None:
+def test_groups_of_four_bits_have_the_nearer_of_two_grids() -> None:
     """Against loops over both grids of each group."""
     weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)) + torch.tensor([0.0, 1.0, -2.0])[:, None]
     found = quantize_int4(weight).dequantize()

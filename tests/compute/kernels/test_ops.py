@@ -42,26 +42,24 @@ def compare(kernel: Callable[..., Tensor], formula: Callable[..., Tensor], *inpu
 
 
 @TYPES
-@pytest.mark.parametrize("shape", [(1, 2), (3, 5, 34), (64, 832), (2, 0), (0, 6)])
-def test_swiglu(shape: tuple[int, ...], dtype: torch.dtype, threads: int) -> None:
+@pytest.mark.parametrize("shape", [(1, 2), (3, 5, 34), (64, 832)])
+def test_swiglu_equals_its_formula(shape: tuple[int, ...], dtype: torch.dtype, threads: int) -> None:
     def formula(inner: Tensor) -> Tensor:
         gate, value = inner.chunk(2, -1)
         return gate / (1 + (-gate).exp()) * value
 
-    inner = 4 * normal(*shape, dtype=dtype)
-    if inner.numel() == 0:
-        assert ops.swiglu(inner).shape == (*shape[:-1], shape[-1] // 2)
-        return
-    compare(ops.swiglu, formula, inner)
+    compare(ops.swiglu, formula, 4 * normal(*shape, dtype=dtype))
 
 
-def test_swiglu_of_extremes() -> None:
+def test_swiglu_of_extremes_and_of_nothing() -> None:
     inner = torch.tensor([[-1e4, 1e4, -200.0, torch.inf, 2.0, 3.0, 4.0, 5.0]])
     assert ops.swiglu(inner).tolist() == [[-0.0, 3e4, -0.0, torch.inf]]
+    assert ops.swiglu(torch.empty(2, 0)).shape == (2, 0)
+    assert ops.swiglu(torch.empty(0, 6)).shape == (0, 3)
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (7, 3, 33), (40, 160)])
-def test_norm(shape: tuple[int, ...], threads: int) -> None:
+def test_rms_norm_equals_its_formula(shape: tuple[int, ...], threads: int) -> None:
     def formula(x: Tensor, gain: Tensor) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gain
 
@@ -70,7 +68,7 @@ def test_norm(shape: tuple[int, ...], threads: int) -> None:
 
 @TYPES
 @pytest.mark.parametrize("n_angles", [1, 2])
-@pytest.mark.parametrize("rotated", [4, 6, 40])
+@pytest.mark.parametrize("rotated", [6, 40])
 def test_rotation_of_heads_that_lie_between_others(
     rotated: int, n_angles: int, dtype: torch.dtype, threads: int
 ) -> None:
@@ -80,7 +78,7 @@ def test_rotation_of_heads_that_lie_between_others(
     sin = torch.cat((-angle.sin(), angle.sin()), -1).to(dtype)
 
     def heads(x: Tensor) -> Tensor:
-        return x[..., 8 : 8 + N * H].unflatten(-1, (N, H)).transpose(1, 2)
+        return x[..., 8 : 8 + N * H].view(B, T, N, H).transpose(1, 2)
 
     def formula(x: Tensor) -> Tensor:
         turned, rest = heads(x)[..., :rotated], heads(x)[..., rotated:]
@@ -97,15 +95,15 @@ def losses(
     """The loss of each row, and the gradient of their sum."""
     logits = logits.detach().requires_grad_()
     loss = ops.cross_entropy(logits, targets, weights, *masses)
-    rows = zip(logits, targets, weights, strict=True)
-    each = [ops.cross_entropy(*(x[None] for x in row), *masses) for row in rows]
+    rows = zip(logits[:, None], targets[:, None], weights[:, None], strict=True)
+    each = [ops.cross_entropy(*row, *masses) for row in rows]
     return torch.stack(each).detach(), torch.autograd.grad(loss, logits)[0]
 
 
 @TYPES
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 @pytest.mark.parametrize("size", [1, 7, 4099])
-def test_cross_entropy(size: int, smoothing: float, dtype: torch.dtype, threads: int) -> None:
+def test_cross_entropy_equals_its_formula(size: int, smoothing: float, dtype: torch.dtype, threads: int) -> None:
     masses = (1 - smoothing, smoothing / size)
     logits, targets = 5 * normal(9, size, dtype=dtype), torch.arange(9) * 31 % size
     weights = torch.tensor([1, 0, 0.5, 2, 1, 1, 0, 1, 1])
@@ -119,16 +117,15 @@ def test_cross_entropy(size: int, smoothing: float, dtype: torch.dtype, threads:
         torch.testing.assert_close(slope.double(), grad, rtol=0, atol=ROUNDING[dtype])
 
 
-@pytest.mark.parametrize("size", [2048, 8192])
-def test_powers_are_as_exact_as_float32(size: int) -> None:
+def test_powers_are_as_exact_as_float32() -> None:
     """Gradients of the loss are as near to float64 as torch's, and probabilities have all their digits."""
-    logits, targets = 5 * normal(64, size), torch.arange(64) * 31 % size
+    logits, targets = 5 * normal(64, 8192), torch.arange(64) * 31 % 8192
     _, slope = losses(logits, targets, torch.ones(64))
-    exact, single = logits.double().requires_grad_(), logits.clone().requires_grad_()
-    for x in (exact, single):
-        nn.functional.cross_entropy(x, targets, reduction="sum").backward()
-    kernel_error, torch_error = ((grad.double() - exact.grad).norm() for grad in (slope, single.grad))
-    assert kernel_error <= torch_error
+    single, exact = (
+        torch.autograd.grad(nn.functional.cross_entropy(x, targets, reduction="sum"), x)[0]
+        for x in (logits.clone().requires_grad_(), logits.double().requires_grad_())
+    )
+    assert (slope.double() - exact).norm() <= (single.double() - exact).norm()
     gate = -torch.linspace(0.01, 16, 4000)
     value = ops.swiglu(torch.stack((gate, torch.ones_like(gate)), -1))[:, 0]
     torch.testing.assert_close(value.double(), gate.double() * gate.double().sigmoid(), rtol=2e-6, atol=0)
@@ -147,21 +144,34 @@ def test_the_loss_of_logits_that_are_not_finite(dtype: torch.dtype) -> None:
 
 
 @TYPES
-def test_the_gradient_is_dropped_where_the_value_is(dtype: torch.dtype, threads: int) -> None:
-    x = torch.ones(1003, dtype=dtype, requires_grad=True)
+def test_what_dropout_keeps_makes_up_for_what_it_drops_as_does_the_gradient(dtype: torch.dtype, threads: int) -> None:
+    x = torch.full((1003,), 3.0, dtype=dtype, requires_grad=True)
     torch.manual_seed(3)
     y = ops.dropout(x, 0.25)
-    y.sum().backward()
-    assert torch.equal(x.grad, y.detach())
-    assert len(y.unique()) == 2
+    assert set(y.tolist()) == {0.0, 4.0}
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], y.detach() / 3)
     torch.manual_seed(3)
     assert torch.equal(ops.dropout(x[:500], 0.25), y[:500])
 
 
-def test_drops_of_different_seeds_are_independent() -> None:
-    kept = torch.stack([ops.dropout(torch.ones(200_000), 0.5) / 2 for _ in range(6)]) - 0.5
-    correlations = kept @ kept.T / 50_000 - torch.eye(6)
-    assert float(correlations.abs().max()) < 5 / 200_000**0.5
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
+def test_dropout_of_elements_that_share_a_draw_is_independent(p: float) -> None:
+    """Each quarter of a draw drops as often as asked, and neighbours, and draws of other seeds, do not correlate."""
+    n = 400_000
+    torch.manual_seed(0)
+    kept, other = ((ops.dropout(torch.ones(n), p) != 0).double() - (1 - p) for _ in range(2))
+    for quarter in range(4):
+        assert float(kept[quarter::4].mean()) == pytest.approx(0, abs=4 * (p * (1 - p) / (n // 4)) ** 0.5)
+    for one, two in ((kept, other), *((kept[:-distance], kept[distance:]) for distance in (1, 2, 3, 4, 5))):
+        assert abs(float((one * two).mean()) / (p * (1 - p))) < 4 / n**0.5
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.999999999])
+def test_dropout_at_the_ends_of_the_range(p: float) -> None:
+    x = torch.ones(1000)
+    assert ops.dropout(x, 0.0) is x
+    assert ops.dropout(x, p, training=False) is x
+    assert bool(ops.dropout(x, p).isfinite().all())
 
 
 def inputs_of(dtype: torch.dtype, device: str) -> dict[str, tuple[Any, ...]]:
@@ -183,12 +193,15 @@ def inputs_of(dtype: torch.dtype, device: str) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def test_kernels_compute_what_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_used_for_the_types_and_devices_that_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     call = ops._call_kernel_unless_fake
-    monkeypatch.setattr(
-        ops, "_call_kernel_unless_fake", lambda name, *of, **options: names.append(name) or call(name, *of, **options)
-    )
+
+    def noted(name: str, *arguments: Any, **options: Any) -> None:
+        names.append(name)
+        call(name, *arguments, **options)
+
+    monkeypatch.setattr(ops, "_call_kernel_unless_fake", noted)
 
     def called(dtype: torch.dtype, device: str = "cpu") -> list[str]:
         names.clear()
@@ -204,7 +217,7 @@ def test_kernels_compute_what_they_serve(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", list(inputs_of(torch.float32, "cpu")))
-def test_operators_are_those_of_torch(name: str) -> None:
+def test_operators_pass_the_checks_of_torch(name: str) -> None:
     """Each has a fake implementation of the same shapes and strides, and a gradient that torch.compile can trace."""
 
     def first(*arguments: Any) -> Any:
