@@ -7,22 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
-from lmtool.errors import DataError, UsageError
 from lmtool.evaluation.loop import ValidationResult
 from lmtool.generation.generate import TextGenerator
 from lmtool.model import LanguageModel, SkipGramModel
 from lmtool.objective import scheduled
 from lmtool.runs.load import load_run
-from lmtool.training import fit as fitting
 from lmtool.training.data import tokenize_training_text
 from lmtool.training.events import StepCompleted
 from tests.compute.together import together
 from tests.support.cases import nightly_but
+from tests.support.errors import refuses
 from tests.support.families import ALBERT, BERT, OF_OBJECTIVES, ON_TABLES, ON_TEXT, PERMUTED, SAMPLED
 from tests.support.training import (
     Stop,
@@ -86,7 +84,7 @@ def test_small_steps_are_computed_by_one_thread(work: Work, monkeypatch: pytest.
     seen = []
     genuine = SkipGramModel.forward
 
-    def spy(self: SkipGramModel, batch: Batch) -> Tensor:
+    def spy(self: SkipGramModel, batch: Batch) -> Any:
         if self.training:
             seen.append(torch.get_num_threads())
         return genuine(self, batch)
@@ -106,9 +104,8 @@ def test_small_steps_are_computed_by_one_thread(work: Work, monkeypatch: pytest.
 def test_a_permuted_model_is_measured_and_fills_no_masks(work: Work) -> None:
     work.pretrain(*PERMUTED)
     generator = TextGenerator.open(str(work.run()))
-    with pytest.raises(UsageError, match="fills no masks") as caught:
+    with refuses("usage"):
         generator.generate("the [MASK] sat")
-    assert len(caught.value.lines()) == 3
     assert not generator.writes
 
 
@@ -116,7 +113,7 @@ def test_more_and_more_tokens_are_the_models_own(work: Work, monkeypatch: pytest
     shares: list[float] = []
     genuine: Callable[..., object] = scheduled.sample_input_tokens
 
-    def spy(model: LanguageModel, batch: fitting.Batch) -> object:
+    def spy(model: LanguageModel, batch: Batch) -> object:
         assert batch.draws_BT is not None
         shares.append(float((batch.draws_BT >= 0).float().mean()))
         return genuine(model, batch)
@@ -135,15 +132,13 @@ def test_what_is_told_of_two_texts_is_in_validation(work: Work, overrides: Seque
     events = work.pretrain(*overrides)
     validated = [event.validation for event in of_kind(events, StepCompleted) if event.validation is not None]
     assert [list(validation.metrics) for validation in validated] == [[name]] * 3
-    assert [0 <= validation.metrics[name] <= 1 for validation in validated] == [True] * 3
     records = [record for record in metrics(work.run()) if record["valid_loss"] is not None]
     assert [record[name] for record in records] == [validation.metrics[name] for validation in validated]
     # the loss of a step is that of the chosen tokens and of both texts together
     assert records[0]["loss"] > records[0]["valid_loss"] + 0.3
 
 
-@pytest.mark.parametrize("size", [2, 7])
-def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     # pairs of at most 13 tokens: five of them
     work.pretrain(*BERT, "training.steps=1", "evaluation.tokens=65")
     loaded = load_run(str(work.run()))
@@ -154,10 +149,9 @@ def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest
         return data.validate(loaded.model, loaded.objective, replace(CPU, world=world))
 
     alone = validate(World())
-    assert alone.metrics["next-sentence-accuracy"] * 5 == pytest.approx(
-        round(alone.metrics["next-sentence-accuracy"] * 5)
-    )
-    for one in together(monkeypatch, size, validate):
+    correct = alone.metrics["next-sentence-accuracy"] * 5
+    assert correct == pytest.approx(round(correct))
+    for one in together(monkeypatch, 7, validate):
         assert one.loss == pytest.approx(alone.loss, rel=1e-6)
         assert one.metrics == alone.metrics
 
@@ -165,6 +159,6 @@ def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest
 def test_a_validation_text_without_a_second_document_is_refused_before_the_first_step(work: Work) -> None:
     valid = work.folder / "valid.txt"
     valid.write_text(documents(1), encoding="utf-8")
-    with pytest.raises(DataError, match="two documents"):
+    with refuses("data"):
         work.pretrain(*BERT, "data.split=document", valid=valid)
     assert not (work.run() / "metrics.jsonl").exists() or metrics(work.run()) == []

@@ -1,5 +1,6 @@
 """The training loop: the update of a step, in any split of its batch, and errors."""
 
+import math
 import threading
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU, ExecutionContext
-from lmtool.errors import NumericalError, ResourceError
+from lmtool.errors import ResourceError
 from lmtool.model import build
 from lmtool.objective import CausalObjective, Example
 from lmtool.recipe.spec.objective import Causal
@@ -20,7 +21,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training.fit import MAX_SKIPPED_UPDATES, CompletedStep, ModelAndOptimizers, fit, split_into_micro_batches
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows
-from tests.support.cases import nightly_but
+from tests.support.errors import refuses
 from tests.support.training import MemoryStore
 
 VOCAB, BOS = 11, 1
@@ -55,10 +56,10 @@ class Trainer:
     def __init__(self, recipe: Recipe, compute: ExecutionContext = CPU, dtype: torch.dtype = torch.float64) -> None:
         torch.manual_seed(0)
         self.recipe = recipe
-        self.model = build(recipe.model, VOCAB).to(dtype)
+        self.model: Any = build(recipe.model, VOCAB).to(dtype)
         with torch.no_grad():
             for parameter in self.model.parameters():
-                parameter += 0.1 * torch.randn_like(parameter)
+                parameter.add_(0.1 * torch.randn_like(parameter))
         self.objective = CausalObjective(Causal(), BOS, False)
         self.optimizers = Optimizers(recipe.optimizer, self.model, compute)
         self.store = a_store()
@@ -92,12 +93,12 @@ def test_a_step_is_the_gradient_of_the_mean_over_all_targets() -> None:
     examples = by_hand.examples.read(np.arange(8))
     batch = by_hand.objective.collate(examples)
     assert batch.targets_BT is not None
-    per_row = (batch.targets_BT >= 0).sum(1)
+    per_row: Any = (batch.targets_BT >= 0).sum(1)
     assert len(per_row.unique()) > 2, "the rows should differ in their numbers of targets"
     logits = by_hand.model.logits(by_hand.model(batch).hidden_BTD)
-    mean = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten())
+    mean: Any = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten())
     mean.backward()
-    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in by_hand.model.parameters()]))  # type: ignore[union-attr]
+    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in by_hand.model.parameters()]))
     assert step.tokens == int(per_row.sum())
     assert step.loss == pytest.approx(mean.item(), rel=1e-6)
     assert step.grad_norm == pytest.approx(float(norm), rel=1e-9)
@@ -109,14 +110,9 @@ def test_a_step_is_the_gradient_of_the_mean_over_all_targets() -> None:
         torch.testing.assert_close(trainer.model.state_dict()[name], weight, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("micro_batch", nightly_but([4, 3, 1], 0, 1))
-@pytest.mark.parametrize(
-    "optimizer",
-    nightly_but([SGD, {"kind": "adamw", "lr": 1e-2, "eps": 1e-3}], 0),
-    ids=lambda optimizer: optimizer["kind"],
-)
-def test_any_split_of_a_batch_is_the_same_step(micro_batch: int, optimizer: dict[str, Any]) -> None:
-    whole, split = (Trainer(a_recipe(optimizer=optimizer, micro_batch=rows)) for rows in (8, micro_batch))
+@pytest.mark.parametrize("micro_batch", [3, 1])
+def test_any_split_of_a_batch_is_the_same_step(micro_batch: int) -> None:
+    whole, split = (Trainer(a_recipe(micro_batch=rows)) for rows in (8, micro_batch))
     for one, other in zip(whole.train(), split.train(), strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-6)
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-8)
@@ -157,50 +153,34 @@ def test_closing_the_loop_ends_its_thread() -> None:
 
 def test_a_stop_is_told_with_its_step() -> None:
     answers = iter([False, True, False])
-    assert [step.stop for step in Trainer(a_recipe()).train(is_stop_requested=lambda: next(answers))] == [
-        False,
-        True,
-        False,
-    ]
+    steps = Trainer(a_recipe()).train(is_stop_requested=lambda: next(answers))
+    assert [step.stop for step in steps] == [False, True, False]
 
 
 # Values that are not finite
 
 
-def refuses(steps: Any, step: int, trainer: Trainer) -> NumericalError:
-    """The error that ends the training in a step, whose documents it names, and after which nothing has changed."""
-    before = trainer.everything()
-    with pytest.raises(NumericalError) as caught:
-        list(steps)
-    assert caught.value.exit_code == 6
-    assert len(caught.value.lines()) == 3
-    assert f" of step {step} is " in caught.value.what
-    named = trainer.examples.list_distinct_document_numbers(np.arange(8 * (step - 1), 8 * step))
-    assert ", ".join(map(str, named[:8])) in caught.value.where
-    assert ("..." in caught.value.where) == (len(named) > 8)
-    assert_same(before, trainer.everything())
-    return caught.value
-
-
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-@pytest.mark.parametrize(
-    "optimizer", [{"kind": "adamw"}, {"kind": "muon"}, SGD], ids=lambda optimizer: optimizer["kind"]
-)
-@pytest.mark.parametrize("part", ["loss", "gradient"])
-def test_a_loss_or_gradient_that_is_not_finite_changes_nothing(
-    poison: float, optimizer: dict[str, Any], part: str
-) -> None:
-    trainer = Trainer(a_recipe(optimizer=optimizer, micro_batch=3))
+@pytest.mark.parametrize(("part", "poison"), [("loss", float("nan")), ("gradient", float("inf"))])
+def test_a_loss_or_gradient_that_is_not_finite_changes_nothing(part: str, poison: float) -> None:
+    """And is told with the documents of its step."""
+    trainer = Trainer(a_recipe(micro_batch=3))
     steps = trainer.steps()
     next(steps)
     next(steps)
-    weight = next(p for p in trainer.model.parameters() if p.ndim == 2)
+    weight: Any = next(p for p in trainer.model.parameters() if p.ndim == 2)
     if part == "loss":
         with torch.no_grad():
             weight[0, 0] = poison
     else:
         weight.register_hook(lambda gradient: gradient * poison)
-    assert refuses(steps, 3, trainer).what.startswith(f"the {part} ")
+    before = trainer.everything()
+    with refuses("numerical") as caught:
+        list(steps)
+    assert caught.value.what.startswith(f"the {part} of step 3 is ")
+    named = trainer.examples.list_distinct_document_numbers(np.arange(16, 24))
+    assert ", ".join(map(str, named[:8])) in caught.value.where
+    assert ("..." in caught.value.where) == (len(named) > 8)
+    assert_same(before, trainer.everything())
 
 
 def test_the_documents_of_a_batch_are_those_it_is_cut_from() -> None:
@@ -223,34 +203,24 @@ def float16_trainer(*spells: tuple[int, bool]) -> Trainer:
     """Its gradients overflow, or do not, in a sequence of steps."""
     trainer = Trainer(a_recipe(steps=sum(n for n, _ in spells)), FLOAT16, dtype=torch.float32)
     coming = (bad for n, bad in spells for bad in [bad] * n)
-    weight = next(trainer.model.parameters())
+    weight: Any = next(trainer.model.parameters())
     weight.register_hook(lambda gradient: gradient * (float("inf") if next(coming) else 1.0))
     return trainer
-
-
-def test_float16_skips_a_step_whose_gradients_overflow() -> None:
-    trainer = float16_trainer((1, True), (1, False))
-    steps = trainer.steps()
-    before, scale = trainer.weights(), float(trainer.optimizers.state_tensors()["scaler/scale"])
-    assert not np.isfinite(next(steps).grad_norm)
-    assert_same(before, trainer.weights())
-    assert float(trainer.optimizers.state_tensors()["scaler/scale"]) == scale / 2
-    assert np.isfinite(next(steps).grad_norm)
-    assert not torch.equal(before["inputs.tokens.weight"], trainer.weights()["inputs.tokens.weight"])
 
 
 def test_gradients_that_never_become_finite_end_the_training() -> None:
     """Although float16 skips some, which its loss scale may cause."""
     trainer = float16_trainer((100, True))
-    before, steps = trainer.weights(), []
-    with pytest.raises(NumericalError, match=f"step {MAX_SKIPPED_UPDATES + 1} "):
-        steps += list(trainer.steps())
+    before = trainer.weights()
+    with refuses("numerical") as caught:
+        list(trainer.steps())
+    assert f"step {MAX_SKIPPED_UPDATES + 1} " in caught.value.what
     assert_same(before, trainer.weights())
 
 
 def test_gradients_that_overflow_for_a_while_do_not() -> None:
     spells = [(MAX_SKIPPED_UPDATES, True), (1, False), (MAX_SKIPPED_UPDATES, True), (MAX_SKIPPED_UPDATES, False)]
-    skipped = [not np.isfinite(step.grad_norm) for step in float16_trainer(*spells).train()]
+    skipped = [not math.isfinite(step.grad_norm or 0) for step in float16_trainer(*spells).train()]
     assert skipped == [bad for n, bad in spells for _ in range(n)]
 
 
@@ -263,7 +233,7 @@ def limit_memory(
     """From the given forward pass, more than `rows` rows do not fit."""
     genuine, calls = trainer.model.forward, 0
 
-    def forward(batch: Batch) -> Tensor:
+    def forward(batch: Batch) -> Any:
         nonlocal calls
         calls += 1
         if calls > at_call and batch.tokens_BT.shape[0] > rows:
@@ -297,7 +267,7 @@ def test_out_of_memory_recomputes_activations_first(monkeypatch: pytest.MonkeyPa
     tight = Trainer(a_recipe(dropout=0.2))
     genuine = tight.model.forward
 
-    def forward(batch: Batch) -> Tensor:
+    def forward(batch: Batch) -> Any:
         if not tight.model.stack.recomputes_activations:
             raise ERRORS[0]
         return genuine(batch)

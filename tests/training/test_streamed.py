@@ -22,8 +22,9 @@ from lmtool.compute.processes import World
 from lmtool.data import blocks, streaming
 from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BackgroundBlockTokenizer
 from lmtool.data.corpus import MultiDocumentChunk
+from lmtool.data.prepare import encode_chunks_in_parallel
 from lmtool.data.streaming import BlockPosition
-from lmtool.errors import CheckpointError, DataError, ResourceError
+from lmtool.errors import DataError
 from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.recipe.finetuning import resolve_continued_training
@@ -106,23 +107,31 @@ def test_every_document_is_read_once_a_turn_and_none_that_is_held_out(data: Text
         blocks = examples._blocks
         turns = [Counter[str]() for _ in range(3)]
         number = 0
-        while (place := _place(blocks, number)).turn < 3:
+        while True:
             store = blocks.wait_for_store(number)
+            if (turn := blocks.block_position(number).turn) == 3:
+                break
             texts = [tokenizer.decode(store.read(*store.document_range(i)).tolist()) for i in range(store.n_documents)]
-            turns[place.turn].update(text.split()[0] for text in texts)
+            turns[turn].update(text.split()[0] for text in texts)
             number += 1
     held = data._prepared.valid
-    held_out = {
-        tokenizer.decode(held.read(*held.document_range(i)).tolist()).split()[0] for i in range(held.n_documents)
-    }
+    documents = [held.read(*held.document_range(i)).tolist() for i in range(held.n_documents)]
+    held_out = {tokenizer.decode(document).split()[0] for document in documents}
     every = {f"{number}-{line}" for number in range(4) for line in range(30)}
     assert held_out
     assert turns == 3 * [Counter(every - held_out)]
 
 
-def _place(blocks: BackgroundBlockTokenizer, number: int) -> BlockPosition:
-    blocks.wait_for_store(number)
-    return blocks.block_position(number)
+def slow_down(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float) -> None:
+    """Lets a method of block tokenizers take longer."""
+    genuine = getattr(BackgroundBlockTokenizer, name)
+
+    def slowly(self: BackgroundBlockTokenizer, *arguments: Any) -> Any:
+        found = genuine(self, *arguments)
+        time.sleep(seconds)
+        return found
+
+    monkeypatch.setattr(BackgroundBlockTokenizer, name, slowly)
 
 
 def test_every_process_reads_the_same_whatever_the_pace(
@@ -131,13 +140,7 @@ def test_every_process_reads_the_same_whatever_the_pace(
     """One makes the blocks, slowly; another finds them in the folder, and takes the other half of each batch."""
     with data.open_streams_for_training(CPU):
         alone = texts_of(data, examples_of(data), np.arange(320))
-    make = BackgroundBlockTokenizer._write_store_unless_empty
-
-    def slowly(self: BackgroundBlockTokenizer, *arguments: Any) -> Any:
-        time.sleep(0.02)
-        return make(self, *arguments)
-
-    monkeypatch.setattr(BackgroundBlockTokenizer, "_write_store_unless_empty", slowly)
+    slow_down(monkeypatch, "_write_store_unless_empty", 0.01)
     with data.open_streams_for_training(CPU):
         first = examples_of(data)
         other = joining(data)
@@ -151,36 +154,29 @@ def test_every_process_reads_the_same_whatever_the_pace(
 
 def test_threads_open_each_block_once(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
     """One reads the next batch while others mark where the last one was, and name its documents."""
+    starts, last = range(0, 320, 8), np.arange(280, 320)
     with data.open_streams_for_training(CPU):
         alone = examples_of(data)
         expected = [
-            (texts_of(data, alone, np.arange(at, at + 8)), alone.stream_position_before(at + 8))
-            for at in range(0, 640, 8)
+            (texts_of(data, alone, np.arange(at, at + 8)), alone.stream_position_before(at + 8)) for at in starts
         ]
-        documents = alone.list_distinct_document_numbers(np.arange(600, 640))
-    find = BackgroundBlockTokenizer.wait_for_store
-
-    def slowly(self: BackgroundBlockTokenizer, number: int) -> Any:
-        found = find(self, number)
-        time.sleep(0.002)
-        return found
-
-    monkeypatch.setattr(BackgroundBlockTokenizer, "wait_for_store", slowly)
+        documents = alone.list_distinct_document_numbers(last)
+    slow_down(monkeypatch, "wait_for_store", 0.002)
     with data.open_streams_for_training(CPU), ThreadPoolExecutor(3) as threads:
         examples = examples_of(data)
-        for at, (texts, mark) in zip(range(0, 640, 8), expected, strict=True):
+        for at, (texts, mark) in zip(starts, expected, strict=True):
             reading = threads.submit(texts_of, data, examples, np.arange(at, at + 8))
             marking = [threads.submit(examples.stream_position_before, at + 8) for _ in range(2)]
             assert [one.result() for one in marking] == [mark] * 2
             assert reading.result() == texts
-        assert examples.list_distinct_document_numbers(np.arange(600, 640)) == documents
+        assert examples.list_distinct_document_numbers(last) == documents
 
 
 def test_a_process_that_waits_is_told_when_the_one_that_tokenizes_ends(data: TextData) -> None:
     with data.open_streams_for_training(CPU):
         examples_of(data)
         other = joining(data)
-    with pytest.raises(ResourceError, match="has ended"):
+    with refuses("resource"):
         other.read(np.arange(3000))
 
 
@@ -236,7 +232,7 @@ def test_a_changed_text_is_refused(work: Work, folder: Path) -> None:
     for path in folder.iterdir():
         # of the same size, so that only the blocks tell
         path.write_bytes(path.read_bytes().replace(b"naive", b"naiwe").replace(b" cat ", b" cot "))
-    with pytest.raises(CheckpointError, match="changed since"):
+    with refuses("data_changed"):
         work.resume()
     file.write_bytes(before + before.splitlines(keepends=True)[0])
     with refuses("data_changed"):
@@ -246,14 +242,14 @@ def test_a_changed_text_is_refused(work: Work, folder: Path) -> None:
 def test_a_later_block_that_has_changed_is_refused(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head is as it was, and so is the size of every file."""
     pretrained(work, "training.steps=40", stop=after(27))
-    tokens = blocks.encode_chunks_in_parallel
-    monkeypatch.setattr(
-        blocks,
-        "encode_chunks_in_parallel",
-        lambda chunks, tokenizer: tokens(iter([*chunks][1:] or [MultiDocumentChunk(["a cat"])]), tokenizer),
-    )
-    with pytest.raises(CheckpointError, match=r"block 2 of its text has changed"):
+
+    def encode(chunks: Any, tokenizer: Any) -> Any:
+        return encode_chunks_in_parallel(iter([*chunks][1:] or [MultiDocumentChunk(["a cat"])]), tokenizer)
+
+    monkeypatch.setattr(blocks, "encode_chunks_in_parallel", encode)
+    with refuses("data_changed") as caught:
         work.resume()
+    assert "block 2 of its text" in str(caught.value)
 
 
 @pytest.mark.parametrize("change", ["missing", "longer", "damaged", "emptied"])
@@ -270,13 +266,9 @@ def test_a_file_that_changes_while_it_streams_ends_the_run(data: TextData, folde
                 damage(file)
             case "emptied":
                 file.write_bytes(b"")
-        expected = r"not valid UTF-8: byte 0xff" if change == "damaged" else r"changed while it streams|does not exist"
-        with pytest.raises(DataError, match=expected) as caught:
+        with pytest.raises(DataError) as caught:
             examples.read(np.arange(3000))
-    assert caught.value.where.startswith(str(file))
-    assert caught.value.fix
-    if change == "damaged":
-        assert caught.value.where == f"{file}:12"
+    assert caught.value.where.startswith(f"{file}:12" if change == "damaged" else str(file))
 
 
 def damage(file: Path) -> None:
@@ -300,22 +292,27 @@ def test_a_full_disk_ends_the_run(data: TextData, monkeypatch: pytest.MonkeyPatc
 
 
 def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
-    _, data = tokenize_training_text(
-        load(work.recipe, settings(work, f"data.valid={work.text}")).recipe, None, World(), no_report
-    )
+    recipe = load(work.recipe, settings(work, f"data.valid={work.text}")).recipe
+    _, data = tokenize_training_text(recipe, None, World(), no_report)
     with data.open_streams_for_training(CPU):
         store = examples_of(data)._blocks.wait_for_store(1)
     assert store.n_documents > 10
     assert data._prepared.valid.n_documents == 60
 
 
-def test_small_text_is_not_streamed_by_default(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = load(work.recipe, [f"data.train={folder}"]).recipe
-    assert tokenize_training_text(recipe, None, World(), no_report)[0].data.stream is False
+def test_text_is_streamed_by_default_if_it_is_large(
+    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless epochs of it are counted."""
+
+    def is_streamed(*overrides: str) -> object:
+        recipe = load(work.recipe, [f"data.train={folder}", *overrides]).recipe
+        return tokenize_training_text(recipe, None, World(), no_report)[0].data.stream
+
+    assert is_streamed() is False
     monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", 1000)
-    assert tokenize_training_text(recipe, None, World(), no_report)[0].data.stream is True
-    epochs = load(work.recipe, [f"data.train={folder}", "training.epochs=2"]).recipe
-    assert tokenize_training_text(epochs, None, World(), no_report)[0].data.stream is False
+    assert is_streamed() is True
+    assert is_streamed("training.epochs=2") is False
 
 
 def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> None:
@@ -324,14 +321,13 @@ def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> No
     small = [Setting("data.train", [str(work.text)], "TEXT")]
     parent = resolve_reference(str(work.run())).parent
     assert resolve(None, small, parent=parent).recipe.data.stream == "auto"
-    assert (
-        resolve_continued_training(parent, load(work.recipe, settings(work)).recipe, small).recipe.data.stream is True
-    )
+    streamed = load(work.recipe, settings(work)).recipe
+    assert resolve_continued_training(parent, streamed, small).recipe.data.stream is True
 
 
 def test_one_file_that_is_one_document_is_refused(work: Work, folder: Path) -> None:
     recipe = load(work.recipe, [f"data.train={folder}/0.txt", "data.stream=true", "data.documents=whole"]).recipe
-    with pytest.raises(DataError, match="one document") as caught:
+    with refuses("data") as caught:
         tokenize_training_text(recipe, None, World(), no_report)
     assert "data.documents" in caught.value.fix
 
