@@ -80,7 +80,7 @@ def test_the_figures_are_those_of_eval_and_of_an_ngram_run(work: Work, tokenizer
 
 
 def test_characters_of_running_text_are_compared_with_counted_pieces(work: Work) -> None:
-    """The two read other tokens, and are not interpolated. What is noted before training agrees with what is measured."""
+    """The two read other tokens, and are not interpolated. What is noted at first agrees with what is measured."""
     valid = validating(work, documents(30, seed=9))
     work.pretrain(valid, BASELINE, "evaluation.tokens=null")
     found, info = results(work), json.loads((work.run() / "run.json").read_text())

@@ -26,7 +26,6 @@ from tests.support.training import (
     Stop,
     Work,
     assert_resumes_bit_for_bit,
-    documents,
     metrics,
     no_report,
     of_kind,
@@ -35,12 +34,6 @@ from tests.support.training import (
 )
 
 ALL = {**ON_TEXT, **OF_OBJECTIVES, **ON_TABLES}
-UNDIVIDED = ("3-gram", "ppmi", *list(OF_OBJECTIVES)[6:])
-"""Families without batches, and objectives whose losses others have as well."""
-DIVIDED = [
-    *((name, "training.micro_batch=4") for name in ALL if name not in UNDIVIDED),
-    *((name, "training.micro_tokens=30") for name in ON_TABLES),
-]
 
 
 def train(
@@ -61,22 +54,6 @@ def train(
 @pytest.mark.parametrize("family", nightly_but(ALL, "encoder", "cbow", "next sentences", "replaced tokens"))
 def test_stopping_and_resuming_changes_no_bit(work: Work, family: str) -> None:
     assert_resumes_bit_for_bit(work, partial(train, work, family), 3, steps=6)
-
-
-@pytest.mark.parametrize(
-    ("family", "divided"),
-    nightly_but(DIVIDED, "encoder", "skip-gram", "replaced tokens", "balanced classes", "seq2seq", unpack=True),
-)
-def test_any_micro_batches_are_the_same_run(work: Work, family: str, divided: str) -> None:
-    """Six rows at once, or four and two, or as many as have 30 tokens."""
-    for name, split in (("whole", "training.micro_batch=6"), ("parts", divided)):
-        train(work, family, "training.steps=3", "checkpoint.every=6", split, name=name, dropout=0)
-    whole, parts = metrics(work.run("whole")), metrics(work.run("parts"))
-    assert len(whole) == 3
-    for one, other in zip(whole, parts, strict=True):
-        assert family in ON_TABLES or other["tokens"] == one["tokens"]  # else padding counts
-        figures = [key for key in ("loss", "grad_norm", "valid_loss") if one[key] is not None]
-        assert [other[key] for key in figures] == pytest.approx([one[key] for key in figures], rel=1e-4)
 
 
 def test_small_steps_are_computed_by_one_thread(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,11 +131,3 @@ def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest
     for one in together(monkeypatch, 7, validate):
         assert one.loss == pytest.approx(alone.loss, rel=1e-6)
         assert one.metrics == alone.metrics
-
-
-def test_a_validation_text_without_a_second_document_is_refused_before_the_first_step(work: Work) -> None:
-    valid = work.folder / "valid.txt"
-    valid.write_text(documents(1), encoding="utf-8")
-    with refuses("data"):
-        work.pretrain(*BERT, "data.split=document", valid=valid)
-    assert not (work.run() / "metrics.jsonl").exists() or metrics(work.run()) == []

@@ -226,10 +226,10 @@ def test_minutes_of_a_table_follow_from_the_measured_speed(
     now = itertools.count(0, 0.001)  # a clock by which nothing takes longer than milliseconds
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
     table = write_table(work.folder / "table.csv", labelled_rows(n_rows))
-    settings = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null", "training.minutes=0.5")
+    settings = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null", "training.minutes=1")
     told = work.finetune(*settings, f"data.valid_fraction={held_out}", source=work.run("base"), table=table)
     computed = sum(event.step.n_computed for event in of_kind(told, StepCompleted))
-    assert 0.01 * times * computed == pytest.approx(30, rel=0.25)
+    assert 0.01 * times * computed == pytest.approx(60, rel=0.2)
     assert of_kind(told, StepCountChanged)
 
 

@@ -142,20 +142,6 @@ def test_no_step_is_longer_than_the_limit(scale: float, limit: float) -> None:
     assert moved == pytest.approx(min(norm, limit), rel=1e-4, abs=1e-9)
 
 
-@of_each_kind
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_changes_nothing(fields: Fields, value: float) -> None:
-    """Neither weights nor moments change, and the next step is as without the bad one."""
-    models = [gpt(), gpt()]
-    both = [Optimizers(spec_of(fields), model, CPU) for model in models]
-    good, bad, last = drawn_gradients(models[0], 3)
-    bad["head.own"][3, 2] = value
-    for model, optimizers, steps in zip(models, both, ([good, bad, last], [good, last]), strict=True):
-        norms = [take_step(model, optimizers, step) for step in steps]
-        assert [math.isfinite(norm) for norm in norms] == [step is not bad for step in steps]
-    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
-
-
 WAITING: Fields = {"unfreeze_every": 2, "layer_decay": 0.7}
 RESUMED = [
     *((fields, {}, n) for fields, n in zip(ALL_SPECS.values(), (0, 3, 3, 3, 3), strict=True)),
@@ -184,16 +170,6 @@ def test_resumed_steps_are_equal_bit_for_bit(fields: Fields, tuning: Fields, rea
     assert one == two
     # the loaded tensors are not modified: they may be memory-mapped
     assert kept == {name: tensor.tolist() for name, tensor in saved.items()}
-
-
-def test_state_names_moment_and_parameter() -> None:
-    model = gpt()
-    optimizers = Optimizers(spec_of(MUON), model, CPU)
-    assert optimizers.state_tensors() == {}
-    take_step(model, optimizers, drawn_gradients(model, 1)[0])
-    names = set(optimizers.state_tensors())
-    assert {"exp_avg/head.own", "exp_avg_sq/head.own", "step/head.own"} <= names
-    assert {name.partition("/")[2] for name in names} == {name for name, _ in model.named_parameters()}
 
 
 @pytest.mark.parametrize(
@@ -463,15 +439,6 @@ def test_state_that_lacks_what_has_learnt_is_refused() -> None:
     with refuses("checkpoint") as caught:
         fresh.load_state(state, 3)
     assert "/stack." in str(caught.value)
-
-
-def test_what_does_not_learn_has_no_optimizer() -> None:
-    model = gpt()
-    model.get_submodule("stack").requires_grad_(False)
-    optimizers = Optimizers(spec_of(MUON), model, CPU)
-    before = weights_of(model)
-    take_step(model, optimizers, drawn_gradients(model, 1)[0])
-    assert changed(model, before) == {name for name in before if not name.startswith("stack.")}
 
 
 @pytest.mark.parametrize("compute", [CPU, HALF], ids=["float32", "float16"])

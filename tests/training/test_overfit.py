@@ -74,7 +74,7 @@ def test_a_small_recipe_learns_one_batch_by_heart(name: str, work: Work, one_bat
 
     def learned() -> bool:
         losses = [line["loss"] for line in metrics(work.run())]
-        return min(losses) < HARD.get(name, 0.2) * losses[0]  # replaced tokens are drawn in each step
+        return bool(min(losses) < HARD.get(name, 0.2) * losses[0])  # replaced tokens are drawn in each step
 
     def at_times() -> bool:
         return next(asked) % 10 == 0 and learned()

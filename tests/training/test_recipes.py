@@ -40,7 +40,12 @@ def without_gradient(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The models that sessions train."""
     models: list[Any] = []
-    monkeypatch.setattr(loading, "build_model", lambda *a: models.append(build_model(*a)) or models[-1])
+
+    def remember(*arguments: Any) -> Any:
+        models.append(build_model(*arguments))
+        return models[-1]
+
+    monkeypatch.setattr(loading, "build_model", remember)
     return models
 
 

@@ -196,20 +196,6 @@ def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.Mon
 # Resuming
 
 
-def test_a_recipe_that_was_edited_in_the_run_is_refused(work: Work) -> None:
-    work.pretrain(stop=after(4))
-    recipe = work.run() / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("dropout: 0.1", "dropout: 0.2"))
-    before = recipe.read_text()
-    with refuses("usage") as caught:
-        work.resume("optimizer.lr=0.5", "training.steps=+1")
-    for difference in ("model.dropout 0.1 -> 0.2", "optimizer.lr 0.003 -> 0.5"):
-        assert difference in caught.value.what
-    assert "training.steps" not in caught.value.what
-    assert recipe.read_text() == before
-    assert Run.open(work.run()).state == "stopped"
-
-
 def test_another_text_is_refused(work: Work) -> None:
     work.pretrain(stop=after(4))
     before = lasting(work.run(), 4)

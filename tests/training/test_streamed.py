@@ -23,7 +23,6 @@ from lmtool.data import blocks, streaming
 from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BackgroundBlockTokenizer
 from lmtool.data.corpus import MultiDocumentChunk
 from lmtool.data.prepare import encode_chunks_in_parallel
-from lmtool.data.streaming import BlockPosition
 from lmtool.errors import DataError
 from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel
@@ -300,9 +299,7 @@ def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
     assert data._prepared.valid.n_documents == 60
 
 
-def test_text_is_streamed_by_default_if_it_is_large(
-    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_is_streamed_by_default_if_it_is_large(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless epochs of it are counted."""
 
     def is_streamed(*overrides: str) -> object:

@@ -13,7 +13,6 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
-from lmtool.errors import CheckpointError, UsageError
 from lmtool.model import DecodeState, build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.load import load
@@ -24,6 +23,7 @@ from lmtool.training.fit import CompletedStep, ModelAndOptimizers, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import check_device_and_choose_sharding
 from lmtool.training.windows import Windows
+from tests.support.errors import refuses
 from tests.support.training import MemoryStore, Work, assert_resumes_bit_for_bit, lasting
 
 VOCAB, BOS, ROWS, CONTEXT = 11, 1, 4, 6
@@ -44,7 +44,7 @@ class Trainer:
                 "schedule": {"kind": "constant"},
             }
         )
-        self.model = build(self.recipe.model, VOCAB).double()
+        self.model: Any = build(self.recipe.model, VOCAB).double()
         rng = np.random.default_rng(0)
         self.store = MemoryStore([[BOS, *rng.integers(2, VOCAB, (n_windows + 1) * CONTEXT - 1).tolist()]])
         self.objective = CausalObjective(Causal(), BOS, False)
@@ -73,7 +73,7 @@ def test_steps_of_a_model_that_stays_as_it_is_are_one_long_row() -> None:
     trainer = Trainer(lr=1e-30)
     rows = trainer.rows(5)
     logits = trainer.model.logits(trainer.model(Batch(rows[:, :-1])).hidden_BTD)
-    nats = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none")
+    nats: Any = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none")
     for step, part in zip(trainer.train(), nats.split(CONTEXT, 1), strict=True):
         assert step.loss == pytest.approx(float(part.detach().mean()), rel=1e-6)
 
@@ -90,7 +90,8 @@ def test_gradients_end_where_the_step_begins() -> None:
         _, state = by_hand.model.forward_incremental(rows[:, :CONTEXT], start)
     hidden, _ = by_hand.model.forward_incremental(rows[:, CONTEXT:-1], state)
     logits = by_hand.model.logits(hidden)
-    torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, CONTEXT + 1 :].flatten()).backward()
+    mean: Any = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, CONTEXT + 1 :].flatten())
+    mean.backward()
     norm = torch.stack([p.grad.norm() for p in by_hand.model.parameters() if p.grad is not None]).norm()
     assert second.grad_norm == pytest.approx(float(norm), rel=1e-9)
     assert second.carried_state is not None
@@ -108,9 +109,8 @@ def test_rows_start_anew_with_each_epoch() -> None:
     assert last.loss == pytest.approx(float(nats.detach()), rel=1e-6)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3])
-def test_any_split_of_a_batch_is_the_same(micro_batch: int) -> None:
-    whole, split = Trainer(steps=7), Trainer(steps=7, micro_batch=micro_batch)
+def test_any_split_of_a_batch_is_the_same() -> None:
+    whole, split = Trainer(steps=7), Trainer(steps=7, micro_batch=3)
     for one, other in zip(whole.train(), split.train(), strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-6)
         assert one.carried_state is not None
@@ -119,15 +119,6 @@ def test_any_split_of_a_batch_is_the_same(micro_batch: int) -> None:
             torch.testing.assert_close(layer, same, rtol=1e-9, atol=1e-9)
     for one, other in zip(whole.model.parameters(), split.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
-
-
-def test_a_step_follows_from_the_state_before_it() -> None:
-    whole, parts = Trainer(dropout=0.3), Trainer(dropout=0.3)
-    losses = [step.loss for step in whole.train()]
-    steps = parts.steps()
-    assert [next(steps).loss, (last := next(steps)).loss] == losses[:2]
-    steps.close()
-    assert [step.loss for step in parts.train(steps_done=2, carried_state=last.carried_state)] == losses[2:]
 
 
 def test_a_state_comes_back_from_its_tensors() -> None:
@@ -140,11 +131,12 @@ def test_a_state_comes_back_from_its_tensors() -> None:
     for layer, other in zip(last.carried_state.layers, back.layers, strict=True):
         assert all(torch.equal(one, two) for one, two in zip(layer, other, strict=True))
     fewer_rows = carry.make_initial_state(Trainer().model, 3, torch.device("cpu"))
-    with pytest.raises(CheckpointError, match="another shape"):
+    with refuses("checkpoint"):
         carry.state_from_tensors(tensors, fewer_rows, "")
     del tensors["carried/1/0"]
-    with pytest.raises(CheckpointError, match="carried/1/0"):
+    with refuses("checkpoint") as caught:
         carry.state_from_tensors(tensors, like, "here")
+    assert "carried/1/0" in str(caught.value)
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(work: Work) -> None:
@@ -155,5 +147,5 @@ def test_a_stopped_run_goes_on_bit_for_bit(work: Work) -> None:
 
 def test_several_processes_are_refused() -> None:
     recipe = load("tiny", [RNN, "training.carry_state=true"]).recipe
-    with pytest.raises(UsageError, match="one process only"):
+    with refuses("usage"):
         check_device_and_choose_sharding(recipe, replace(CPU, world=World(0, 2)), {})

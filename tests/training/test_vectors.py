@@ -169,10 +169,12 @@ def test_the_model_that_gives_features_never_changes(model: str, elmo: Work) -> 
     loaded.model.train()
     with torch.enable_grad():
         batch = Batch(torch.tensor([[8, 9, 10]]), labels_B=torch.tensor([1]))
-        loaded.objective.loss(loaded.model, batch).total.backward()
+        total: Any = loaded.objective.loss(loaded.model, batch).total
+        total.backward()
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in source.parameters())
     assert not source.training
     assert reading.mix.gamma.grad is not None
+    assert reading.mix.scalars_L.grad is not None
     assert bool(reading.mix.scalars_L.grad.any())
     assert float(reading.mix.gamma.detach()) != 1  # trained
     assert not [name for name in loaded.model.state_dict() if "_source" in name]
