@@ -1,11 +1,10 @@
-"""Runs whose files were damaged, forged or lost: resumed as if nothing had happened, told of it, or refused."""
+"""Runs that were damaged, killed or forged, are not finite, or find a full disk; tests/faults tries much more."""
 
 import errno
 import json
 import math
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from typer.testing import CliRunner
 
 from lmtool.cli import app
 from lmtool.data import store as store_module
-from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError
+from lmtool.errors import Code, DataError, NumericalError, ResourceError
 from lmtool.evaluation.loop import ValidationResult
 from lmtool.runs.damage import find_damaged_run_files
 from lmtool.runs.directory import Run
@@ -38,15 +37,6 @@ from tests.support.training import (
 )
 
 SAMPLES = ("evaluation.prompts=[the]", "evaluation.sample_tokens=4")
-
-
-def refused(work: Work, *messages: str) -> None:
-    """Assert that the run is not resumed, by an error of three short lines."""
-    with pytest.raises(CheckpointError) as caught:
-        work.resume()
-    assert len(caught.value.lines()) == 3
-    assert all(len(line) < 300 for line in caught.value.lines())
-    assert all(message in str(caught.value) for message in messages)
 
 
 # Logs
@@ -74,60 +64,18 @@ def test_damage_of_the_logs_is_told_and_not_continued(work: Work) -> None:
     assert list(find_damaged_run_files(work.run())) == [(log, "metrics.jsonl has no record of step 3")]
 
 
-# Forged files with right checksums
-
-
-def forge(work: Work, name: str, change: Callable[[Any], object]) -> None:
-    """Change a file of the checkpoint of a run of 3 steps, and sign it."""
+@pytest.mark.parametrize(("name", "code"), [("exp_avg/head.bias", "numerical"), ("carried/0/0", "checkpoint")])
+def test_forged_moments_are_refused(work: Work, name: str, code: Code) -> None:
+    """Their checksums are right: one is no number, or of no weight. tests/faults forges all files."""
     work.pretrain(stop=after(3))
-    file = work.run() / "checkpoints" / "step-000003" / name
-    is_json = file.suffix == ".json"
-    content = json.loads(file.read_bytes()) if is_json else safetensors.torch.load_file(file)
-    change(content)
-    file.write_bytes(json.dumps(content).encode() if is_json else safetensors.torch.save(content))
+    file = work.run() / "checkpoints" / "step-000003" / "optimizer.safetensors"
+    moments = safetensors.torch.load_file(file)
+    moments[name] = torch.full_like(moments.get(name, torch.zeros(2)), math.nan)
+    file.write_bytes(safetensors.torch.save(moments))
     sign(file.parent)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tokens": "7"}, "tokens should be a valid integer"),
-        ({"pending": {"loss": 1.0}}, "pending.step is missing"),
-        ({"unheard": 3}, "unheard is unknown"),
-    ],
-)
-def test_a_forged_state_is_refused(work: Work, change: dict[str, object], message: str) -> None:
-    forge(work, "state.json", lambda state: state.update(change))
-    refused(work, "state.json", message)
-
-
-MOMENT = "exp_avg/inputs.tokens.weight"
-
-
-def test_forged_moments_are_refused(work: Work) -> None:
-    forge(work, "optimizer.safetensors", lambda moments: moments.update({"carried/0/0": torch.zeros(2)}))
-    refused(work, "the optimizer state does not fit the run", "carried/0/0 is unknown")
-
-
-def test_moments_that_are_no_numbers_are_refused(work: Work) -> None:
-    forge(work, "optimizer.safetensors", lambda moments: moments[MOMENT].view(-1)[0].fill_(math.nan))
-    with refuses("numerical") as caught:
+    with refuses(code) as caught:
         work.resume()
-    assert MOMENT in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("split.json", b'{"table": "a", "train": ["1"], "test": []}'), ("baseline.json", b'{"": {"kind": "class"}}')],
-)
-def test_a_damaged_record_of_a_table_is_refused(work: Work, name: str, content: bytes) -> None:
-    work.pretrain("training.steps=2", name="base")
-    work.finetune("data.valid_fraction=0.2", source=work.run("base"), name="run", stop=after(3))
-    (work.run() / name).write_bytes(content)
-    refused(work, f"{name} is damaged")
-    if name == "baseline.json":
-        (work.run() / name).unlink()
-        assert ended(work.resume()).step == 12
+    assert name in str(caught.value)
 
 
 def test_a_lost_split_is_drawn_anew_and_told(work: Work) -> None:
@@ -190,43 +138,6 @@ def test_a_run_killed_before_its_optimizer_state_went_loses_it_when_resumed(
     assert not list(work.run().rglob("optimizer.safetensors"))
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "validated.json", "run.json"])
-def test_a_finished_run_is_not_resumed_without_a_word_when_a_file_is_damaged(name: str, work: Work) -> None:
-    work.pretrain()
-    file = work.run() / name
-    damaged = re.sub(rb"(\d)(?=\D*$)", b"x", file.read_bytes())
-    file.write_bytes(damaged)
-    try:
-        told = " ".join(warnings_in(work.resume()))
-    except CheckpointError as error:
-        told = error.what
-    assert name in told
-    assert file.read_bytes() == damaged
-
-
-@pytest.mark.parametrize("name", ["run.json", "validated.json"])
-def test_a_changed_digit_is_found_by_the_checksum(name: str, work: Work) -> None:
-    work.pretrain("training.steps=4")
-    file = work.run() / name
-    whole = file.read_bytes()
-    for digit in re.finditer(rb"\d", whole):
-        other = b"1" if digit[0] != b"1" else b"2"
-        file.write_bytes(whole[: digit.start()] + other + whole[digit.end() :])
-        with pytest.raises(CheckpointError):
-            assert Run.open(work.run()).last_validation is None
-
-
-def test_a_damaged_checkpoint_of_a_base_is_told(work: Work, tmp_path: Path) -> None:
-    work.pretrain()
-    best = Run.open(work.run()).find_best_or_newest_checkpoint()[0].path
-    (best / "MANIFEST.json").write_bytes(b"damaged")
-    told = warnings_in(work.pretrain(name="further", source=work.run()))
-    assert any(best.name in warning for warning in told)
-    outcome = CliRunner().invoke(app, ["export", str(work.run()), str(tmp_path / "exported"), "-q"])
-    assert outcome.exit_code == 0
-    assert f"warning: skipped the damaged checkpoint {best.name}" in outcome.stderr
-
-
 # Numbers that are not finite
 
 
@@ -266,9 +177,10 @@ def test_the_loss_of_useless_weights_is_null_and_an_error(work: Work) -> None:
 # Full disks
 
 
-def test_what_a_full_disk_leaves_is_said_truly(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_what_a_full_disk_leaves_is_said_truly(work: Work, monkeypatch: pytest.MonkeyPatch, background: str) -> None:
     """The disk is full from each write on, from the first to the last."""
-    settings = ("training.steps=4", "evaluation.every=2", "checkpoint.every=2")
+    settings = ("training.steps=2", "evaluation.every=1", "checkpoint.every=1", f"checkpoint.background={background}")
     genuine, written = durable.write_and_sync_new_file, []
 
     def told_when_full_after(limit: int, name: str) -> list[str]:
@@ -301,7 +213,7 @@ def test_what_a_full_disk_leaves_is_said_truly(work: Work, monkeypatch: pytest.M
                 assert int(saved[1].removeprefix("step-")) in steps, limit
         if (work.run(name) / "run.json").exists() and steps:
             work.resume(name=name)
-            assert lasting(work.run(name), 4)["model"] == lasting(work.run("whole"), 4)["model"], limit
+            assert lasting(work.run(name), 2)["model"] == lasting(work.run("whole"), 2)["model"], limit
 
 
 # The cache of tokens

@@ -23,7 +23,7 @@ from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from lmtool.training.train import train
 from tests.support.errors import refuses
-from tests.support.training import Work, after, assert_resumes_bit_for_bit, documents, no_report
+from tests.support.training import Work, assert_resumes_bit_for_bit, documents, no_report
 
 CPU = configure_compute("cpu", "float32")
 
@@ -205,12 +205,3 @@ def test_a_text_without_its_mark_is_refused(work: Work) -> None:
         marks = examples.stream_positions_before(8)
     with refuses("checkpoint"), streamed(data, marks[0]):
         pass
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_a_changed_text_of_a_mixture_is_refused(work: Work) -> None:
-    pretrained(work, mixture(work, "data.stream=true", "training.steps=40"), "run", stop=after(27))
-    for path in (work.folder / "code").iterdir():
-        path.write_text(path.read_text().replace("E", "F"), encoding="utf-8")
-    with refuses("data_changed"):
-        work.resume()

@@ -15,7 +15,7 @@ from lmtool.training.data import TextData
 from lmtool.training.events import StepCompleted
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.train import train
-from tests.support.training import Work, after, documents, no_report, of_kind, words
+from tests.support.training import Work, after, no_report, of_kind
 
 
 @pytest.fixture
@@ -54,9 +54,7 @@ def test_of_pretraining(work: Work, calls: Counter[str], length: str) -> None:
     assert calls == {"hashed": 1, "parsed": 1, "built": 1, "validated": validations(events)}
 
 
-@pytest.mark.parametrize("text", [documents(200), words(3000)], ids=["documents", "one text"])
-def test_of_the_default_recipe_which_depends_on_the_text(work: Work, calls: Counter[str], text: str) -> None:
-    work.text.write_text(text, encoding="utf-8")
+def test_of_the_default_recipe_which_depends_on_the_text(work: Work, calls: Counter[str]) -> None:
     small = ("model.d_model=8", "model.n_layers=1", "model.context=16", "tokenizer.vocab_size=300")
     settings = parse_settings([*small, "training.steps=2"], [Setting("data.train", [str(work.text)], "TEXT")])
     events = list(train(plan_pretraining(None, None, settings, no_report), work.session()))

@@ -1,7 +1,5 @@
-"""Two processes train as one does: started by torchrun, and once, for several commands, by a fork."""
+"""Two processes that torchrun starts train as one does; tests/crossings has more of what they train and measure."""
 
-import csv
-import json
 import os
 import shutil
 import signal
@@ -11,10 +9,8 @@ import pytest
 
 from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
 from lmtool.runs.directory import Run
-from lmtool.runs.load import load_run
-from lmtool.tasks.predict import predict_table_lazily
 from tests.support.processes import TOGETHER, rank
-from tests.support.training import Work, after, ended, metrics, read_metrics_json, warnings_in, words, write_table
+from tests.support.training import Work, after, ended, metrics, warnings_in
 from tests.training.programs import FORKED, TORCHRUN, output, pretraining, saved, start, wait_until
 
 pytestmark = pytest.mark.system
@@ -72,43 +68,3 @@ def test_two_processes(work: Work) -> None:
         assert open_and_verify_checkpoint(path).step == at
     assert Run.open(work.run()).state == "stopped"
     assert ended(work.resume(f"training.steps={left[-1][0] + 2}")).reason == "finished"
-
-
-STILL = ("model.dropout=0", "objective={kind: classification, dropout: 0}", "training.epochs=null")
-
-
-@pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Work:
-    """A folder in which a group of two processes did some commands; N.stdout and N.stderr are what they wrote."""
-    work = Work(tmp_path_factory.mktemp("group"))
-    write_table(work.folder / "table.csv", (f"the cat {words(1 + i % 7, i)} {i},{'ab'[i % 2]}" for i in range(61)))
-    settings = [word for override in STILL for word in ("-s", override)]
-    commands = [
-        ["finetune", "table.csv", "--recipe", str(work.recipe), "-o", str(work.run("tuned")), *settings],
-        ["resume", str(work.run("tuned"))],
-        ["predict", str(work.run("tuned")), "table.csv", "-o", "out.csv"],
-    ]
-    process = start(work, ["-m", "tests.training.commands", json.dumps(commands)], ["sklearn.metrics", *IMPORTS])
-    assert process.wait() == 0, [output(work), *((path, path.read_text()) for path in work.folder.glob("*.stderr"))]
-    return work
-
-
-def test_tables_are_learned_measured_and_answered_by_two(group: Work) -> None:
-    """And told by one of them."""
-    stdout = (group.folder / "0.stdout").read_text()
-    assert stdout.count("validation: 6 rows") == 1
-    assert stdout.splitlines()[-1] == str(group.run("tuned"))
-    assert (group.folder / "1.stdout").read_text().count(str(group.run("tuned"))) == 1
-    assert (group.folder / "1.stderr").read_text().count("has completed all 12 steps") == 1
-    group.learn_table(group.recipe, group.folder / "table.csv", *STILL, name="tuned by one")
-    found, expected = (read_metrics_json(group.run(name)) for name in ("tuned", "tuned by one"))
-    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-4)
-    assert found["confusion"] == expected["confusion"]
-
-    with (group.folder / "out.csv").open(newline="", encoding="utf-8") as file:
-        answers = [list(row.values())[2:] for row in csv.DictReader(file)]
-    loaded = load_run(str(group.run("tuned")))
-    alone = [cells for _, cells in predict_table_lazily(loaded, str(group.folder / "table.csv")).rows]
-    assert [row[0] for row in answers] == [cells[0] for cells in alone]
-    for row, cells in zip(answers, alone, strict=True):
-        assert [float(p) for p in row[1:]] == pytest.approx([float(str(p)) for p in cells[1:]], abs=1e-5)

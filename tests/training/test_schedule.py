@@ -5,8 +5,6 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from lmtool.recipe.load import load
@@ -108,22 +106,3 @@ def test_inverse_square_root(steps: int, warmup: int, d_model: int) -> None:
     found = rates(steps, d_model, kind="inverse-square-root", warmup_steps=warmup)
     assert found == pytest.approx(wanted)
     assert found.index(max(found)) == min(warmup, steps) - 1
-
-
-@given(
-    kind=st.sampled_from(["linear", "cosine", "constant"]),
-    warmup=st.integers(0, 150),
-    final=st.floats(0, 1),
-    steps=st.integers(1, 120),
-)
-def test_rates_rise_to_the_peak_and_fall_to_their_final_share(kind: str, warmup: int, final: float, steps: int) -> None:
-    """Positive to the last step, at most 1."""
-    last: dict[str, Any] = {} if kind == "constant" else {"final_fraction": final}
-    found = rates(steps, kind=kind, warmup_steps=warmup, **last)
-    assert all(0 < rate <= 1 for rate in found)
-    assert found[:warmup] == sorted(found[:warmup])
-    # equal up to rounding
-    assert all(later <= rate + 1e-12 for rate, later in zip(found[warmup:], found[warmup + 1 :], strict=False))
-    assert all(rate >= last.get("final_fraction", 0) - 1e-12 for rate in found[warmup:])
-    if steps >= warmup:
-        assert max(found) == pytest.approx(1)

@@ -1,9 +1,5 @@
 """Processes that share weights, gradients and moments train as one process does."""
 
-import json
-import os
-import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +14,6 @@ from lmtool.compute.device import CPU, ExecutionContext
 from lmtool.compute.processes import World
 from lmtool.compute.shards import ShardNewParameters, get_local_row_range, get_local_rows, is_sharded
 from lmtool.errors import UsageError
-from lmtool.evaluation.perplexity import measure_perplexity
 from lmtool.interop.resolve import resolve_reference
 from lmtool.model.size import estimate_min_training_bytes
 from lmtool.recipe.spec.recipe import Recipe
@@ -30,11 +25,8 @@ from lmtool.training.plan import _must_shard, check_same_inputs_in_all_processes
 from tests.compute.together import together
 from tests.support import forks
 from tests.support.errors import refuses
-from tests.support.training import Work, metrics, warnings_in, write_table
+from tests.support.training import Work, metrics, write_table
 from tests.training.sharded import RECIPES, SHORT, tuned
-
-MEASURED = ("adamw", "sharded muon")
-"""Runs that processes measure together, from one file and from several."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +69,7 @@ def assert_alike(found: Path, expected: Path) -> None:
 @pytest.mark.system
 def test_two_processes_train_as_one(place: Work) -> None:
     """Also with shares of unequal size, accumulated gradients, a clipped norm, Muon, and layers that are recomputed."""
-    processes(place, 2, *RECIPES, "lora", *(f"eval:{name}" for name in MEASURED))
+    processes(place, 2, *RECIPES, "lora")
     for name in (*RECIPES, "lora"):
         assert_alike(place.run(f"sharded {name}"), place.run(name))
     samples = (place.run(f"{name}adamw") / "samples.jsonl" for name in ("", "sharded "))
@@ -90,32 +82,8 @@ def test_two_processes_train_as_one(place: Work) -> None:
     assert len(results[0]) > 10
     for name in ("sharded adamw", "sharded muon", "muon", "lora"):
         assert_loaded_by_rows(place, name)
-    for name in MEASURED:
-        alone = measure_perplexity(str(place.run(name)), [str(place.text)], device="cpu").to_record()
-        found = json.loads((place.folder / f"{name}.json").read_text())
-        assert found.keys() == alone.keys()
-        assert found["loss"] == pytest.approx(alone["loss"], abs=1e-5)
-        assert found["tokens"] == alone["tokens"]
     model = load_run(str(place.run("sharded muon"))).model
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-
-
-@pytest.mark.system
-def test_any_number_of_processes_goes_on(place: Work) -> None:
-    """From one process without shares to four with them, and back to one."""
-    whole = place.run("adamw whole")
-    shutil.copytree(place.run("adamw"), whole)
-    place.resume("training.steps=+2", name=whole.name)
-    place.resume("training.steps=+2", name=whole.name)
-    back = place.run("adamw back")
-    shutil.copytree(place.run("adamw"), back)
-    processes(place, 4, f"resume:{back.name}")
-    shards = [open_and_verify_checkpoint(saved).n_shards for _, saved in list_checkpoints(back / "checkpoints")]
-    assert shards[-2:] == [1, 4]
-    (warning,) = warnings_in(place.resume("training.steps=+2", name=back.name))
-    assert "processes 4 -> 1" in warning
-    assert "sharded True -> None" in warning
-    assert_alike(back, whole)
 
 
 def assert_loaded_by_rows(place: Work, source: str) -> None:
@@ -141,27 +109,6 @@ def assert_loaded_by_rows(place: Work, source: str) -> None:
             for name, tensor in learned(ShardNewParameters(rank, 3)).items():
                 own = whole[name][get_local_row_range(tensor)] if is_sharded(tensor) else whole[name]
                 assert torch.equal(get_local_rows(tensor), own), name
-
-
-@pytest.mark.slow
-def test_two_machines(place: Work) -> None:
-    """Two agents that meet on this one, with a process each; the second command finds the run finished."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-    run = place.run("two machines")
-    settings = [word for key in (*SHORT, "training.shard=full") for word in ("-s", key)]
-    command = ["-m", "lmtool", "pretrain", str(place.text), "--recipe", str(place.recipe), "-o", str(run), *settings]
-    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    agent += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "test", "--local-addr", "127.0.0.1"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
-    nodes = [subprocess.Popen([*agent, *command, "--start-or-resume"], **piped) for _ in range(2)]
-    told = [node.communicate() for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], told
-    assert sorted(stdout for stdout, _ in told) == ["", f"{run}\n"]
-    place.pretrain(*SHORT, name="one machine")
-    assert_alike(run, place.run("one machine"))
 
 
 @pytest.mark.gpu

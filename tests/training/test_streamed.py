@@ -290,15 +290,6 @@ def test_a_full_disk_ends_the_run(data: TextData, monkeypatch: pytest.MonkeyPatc
         examples_of(data).read(np.arange(3000))
 
 
-def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
-    recipe = load(work.recipe, settings(work, f"data.valid={work.text}")).recipe
-    _, data = tokenize_training_text(recipe, None, World(), no_report)
-    with data.open_streams_for_training(CPU):
-        store = examples_of(data)._blocks.wait_for_store(1)
-    assert store.n_documents > 10
-    assert data._prepared.valid.n_documents == 60
-
-
 def test_text_is_streamed_by_default_if_it_is_large(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless epochs of it are counted."""
 
