@@ -166,11 +166,6 @@ def test_the_weight_of_an_interpolation_is_the_best_one_of_the_other_half() -> N
     assert cross_fit_ngram_weight(model_N, model_N - 1)[0] == pytest.approx(-model_N.mean(), abs=1e-4)
 
 
-def test_without_it_nothing_is_measured(work: Work) -> None:
-    assert of_kind(work.pretrain("training.steps=2"), BitsPerByteResults) == []
-    assert not (work.run() / "metrics.json").exists()
-
-
 def test_a_very_long_text_is_not_counted(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "MAX_COUNTED_TOKENS", 10)
     told = work.pretrain(BASELINE, "training.steps=2")[-1]

@@ -1,7 +1,6 @@
 """Families and objectives in whole runs: the same in other micro-batches, and when interrupted and resumed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,16 +8,10 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
-from lmtool.compute.device import CPU
-from lmtool.compute.processes import World
-from lmtool.evaluation.loop import ValidationResult
 from lmtool.generation.generate import TextGenerator
 from lmtool.model import LanguageModel, SkipGramModel
 from lmtool.objective import scheduled
-from lmtool.runs.load import load_run
-from lmtool.training.data import tokenize_training_text
 from lmtool.training.events import StepCompleted
-from tests.compute.together import together
 from tests.support.errors import refuses
 from tests.support.families import ALBERT, BERT, OF_OBJECTIVES, ON_TABLES, ON_TEXT, PERMUTED, SAMPLED
 from tests.support.training import (
@@ -26,7 +19,6 @@ from tests.support.training import (
     Work,
     assert_resumes_bit_for_bit,
     metrics,
-    no_report,
     of_kind,
     words,
     write_table,
@@ -108,21 +100,3 @@ def test_what_is_told_of_two_texts_is_in_validation(work: Work, overrides: Seque
     assert [record[name] for record in records] == [validation.metrics[name] for validation in validated]
     # the loss of a step is that of the chosen tokens and of both texts together
     assert records[0]["loss"] > records[0]["valid_loss"] + 0.3
-
-
-def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    # pairs of at most 13 tokens: five of them
-    work.pretrain(*BERT, "training.steps=1", "evaluation.tokens=65")
-    loaded = load_run(str(work.run()))
-    _, data = tokenize_training_text(loaded.recipe, loaded.tokenizer, World(), no_report)
-    data.make_training_examples(loaded.objective)
-
-    def validate(world: World) -> ValidationResult:
-        return data.validate(loaded.model, loaded.objective, replace(CPU, world=world))
-
-    alone = validate(World())
-    correct = alone.metrics["next-sentence-accuracy"] * 5
-    assert correct == pytest.approx(round(correct))
-    for one in together(monkeypatch, 7, validate):
-        assert one.loss == pytest.approx(alone.loss, rel=1e-6)
-        assert one.metrics == alone.metrics

@@ -12,7 +12,6 @@ from lmtool.recipe import resolve
 from lmtool.recipe.load import parse_settings
 from lmtool.recipe.spec.words import Averaging
 from lmtool.training import convex, finetuning
-from lmtool.training.convex import ChosenPenalty, HeadFittingProblem
 from lmtool.training.finetuning import FEATURE_NAMES, plan_finetuning
 from lmtool.training.plan import TrainingPlan
 from tests.support.training import Work, write_table
@@ -55,17 +54,6 @@ def test_the_better_features_are_chosen_and_both_figures_are_told(
     assert f"a linear model of {best} (chosen by cross-validation on 180 rows: loss " in plan.choice
     assert f", {other} " in plan.choice
     assert (plan.resolved.recipe.tokenizer.kind == "char") == (telling == "ending")
-
-
-@pytest.mark.parametrize(("losses", "best"), [((0.7, 0.69), 1), ((0.7, 0.71), 0)])
-def test_the_features_of_the_least_loss_are_taken(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, losses: tuple[float, float], best: int
-) -> None:
-    path, left = table(folder / "rows.csv", MANY, "ending"), list(losses)
-    monkeypatch.setattr(
-        HeadFittingProblem, "choose_penalty", lambda *_: ChosenPenalty(1.0, from_naive_bayes=True, loss=left.pop(0))
-    )
-    assert f"a linear model of {FEATURE_NAMES[best]} (chosen by " in planned(path, "model.buckets=2000").choice
 
 
 @pytest.mark.parametrize(("n_rows", "settings"), [(60, []), (MANY, ["data.valid_fraction=0"])])
