@@ -177,7 +177,7 @@ def test_a_very_long_text_is_not_counted(work: Work, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("ngram", "interpolated", "warns"), [(2.25, None, True), (3.5, None, False), (2.25, 1.9, True)]
 )
-def test_who_loses_to_counting_is_told(ngram: float, interpolated: float | None, warns: bool) -> None:
+def test_a_model_that_is_worse_than_ngrams_is_warned_of(ngram: float, interpolated: float | None, warns: bool) -> None:
     told = BitsPerByteResults(7, 100, 3.0, 2.5, ngram, None, interpolated, 0.25)
     (line,) = told.lines()
     assert all(f"{figure:.3f}" in line for figure in (2.5, ngram, interpolated) if figure is not None)

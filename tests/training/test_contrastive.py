@@ -56,7 +56,7 @@ def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, b
     torch.testing.assert_close(loaded.model.head(states_BD), before, rtol=5e-3, atol=5e-3)
 
 
-def test_it_learns_and_the_head_is_measured_at_each_validation(work: Work, base: Path) -> None:
+def test_contrastive_training_learns_and_measures_its_head(work: Work, base: Path) -> None:
     rows = (f"{words(i % 5)} {'cat' if i % 2 else 'dog'},{'ab'[i % 2]}" for i in range(60))
     table = write_table(work.folder / "colours.csv", rows)
     events = work.finetune(CONTRASTIVE, "optimizer.lr=0.003", "data.valid_fraction=0.2", source=base, table=table)
@@ -91,7 +91,7 @@ def test_parts_of_a_batch_make_no_difference(work: Work, base: Path) -> None:
         ("objective.task=multi", "rows of one class each"),
     ],
 )
-def test_what_it_does_not_meet_is_refused_by_name(settings: str, message: str) -> None:
+def test_contrastive_training_refuses_other_heads_and_labels(settings: str, message: str) -> None:
     with refuses("recipe") as caught:
         load("bert-tiny", ["objective={kind: classification}", CONTRASTIVE, settings])
     assert message in str(caught.value)

@@ -263,16 +263,6 @@ def logistic_loss(l2: float) -> Any:
     return compute
 
 
-@pytest.mark.parametrize(("l2", "start"), [(1.0, 3.0), (1e-3, 0.0)])
-def test_the_minimum_is_that_of_scipy(l2: float, start: float) -> None:
-    start_F = np.full(6, start)
-    found_F, value = minimize_lbfgs(logistic_loss(l2), start_F, 1e-13)
-    peer = minimize(logistic_loss(l2), start_F, jac=True, method="BFGS", options={"gtol": 1e-9})
-    np.testing.assert_allclose(found_F, peer.x, atol=1e-6)
-    assert value == pytest.approx(peer.fun, abs=1e-10)
-    np.testing.assert_array_equal(start_F, start)
-
-
 def test_a_badly_scaled_parabola_needs_shorter_and_longer_steps() -> None:
     """The curvature is between 0.01 and 100, so that a first step of length 1 increases the value."""
     curvature_N, target_N = np.geomspace(0.01, 100, 12), RNG.normal(size=12)

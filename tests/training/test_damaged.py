@@ -64,7 +64,9 @@ def test_damage_of_the_logs_is_told_and_not_continued(work: Work) -> None:
     assert list(find_damaged_run_files(work.run())) == [(log, "metrics.jsonl has no record of step 3")]
 
 
-@pytest.mark.parametrize(("name", "code"), [("exp_avg/head.bias", "numerical"), ("carried/0/0", "checkpoint")])
+@pytest.mark.parametrize(
+    ("name", "code"), [("exp_avg/inputs.tokens.weight", "numerical"), ("carried/0/0", "checkpoint")]
+)
 def test_forged_moments_are_refused(work: Work, name: str, code: Code) -> None:
     """Their checksums are right: one is no number, or of no weight. tests/faults forges all files."""
     work.pretrain(stop=after(3))

@@ -51,7 +51,7 @@ def test_a_resumed_student_is_the_unbroken_one(work: Work, teacher: Path) -> Non
     assert_resumes_bit_for_bit(work, partial(work.pretrain, *SOFT, teacher=teacher), 7)
 
 
-def test_so_is_a_student_of_labels(work: Work, classifier: Path) -> None:
+def test_a_resumed_student_of_labels_is_the_unbroken_one(work: Work, classifier: Path) -> None:
     settings = (*SOFT, "data.valid_fraction=0.2")
     learn = partial(work.finetune, *settings, source=work.run("body"), teacher=classifier)
     assert_resumes_bit_for_bit(work, learn, 7)

@@ -145,7 +145,7 @@ def test_what_the_base_embeds_by_stays(work: Work) -> None:
     assert planned(work, "first", "labels").resolved.recipe.objective.pool == "first"  # type: ignore[union-attr]
 
 
-def test_resumed_it_is_bitwise_the_same(work: Work) -> None:
+def test_a_resumed_encoder_is_the_unbroken_one(work: Work) -> None:
     assert_resumes_bit_for_bit(work, partial(tuned, work, "triplets", "training.micro_tokens=60"), 5)
 
 

@@ -73,7 +73,7 @@ def test_a_permuted_model_is_measured_and_fills_no_masks(work: Work) -> None:
     assert not generator.writes
 
 
-def test_more_and_more_tokens_are_the_models_own(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduled_sampling_takes_ever_more_tokens_of_the_model(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
     genuine: Callable[..., object] = scheduled.sample_input_tokens
 
@@ -92,7 +92,7 @@ def test_more_and_more_tokens_are_the_models_own(work: Work, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("overrides", "name"), [(BERT, "next-sentence-accuracy"), (ALBERT, "sentence-order-accuracy")])
-def test_what_is_told_of_two_texts_is_in_validation(work: Work, overrides: Sequence[str], name: str) -> None:
+def test_the_accuracy_of_pairs_is_in_validations_and_metrics(work: Work, overrides: Sequence[str], name: str) -> None:
     events = work.pretrain(*overrides)
     validated = [event.validation for event in of_kind(events, StepCompleted) if event.validation is not None]
     assert [list(validation.metrics) for validation in validated] == [[name]] * 3

@@ -304,7 +304,7 @@ def test_gradients_from_before_memory_ran_out_do_not_count(monkeypatch: pytest.M
     ("raised", "expected"),
     [(ERRORS[0], "out of memory with 1 row "), (RuntimeError("cannot be multiplied"), "cannot be multiplied")],
 )
-def test_one_row_that_does_not_fit_is_told_and_so_are_other_errors(
+def test_one_row_that_does_not_fit_and_other_errors_end_training(
     monkeypatch: pytest.MonkeyPatch, raised: Exception, expected: str
 ) -> None:
     trainer = Trainer(a_recipe())

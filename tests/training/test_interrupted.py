@@ -378,7 +378,7 @@ IDLE = (
 )
 
 
-def test_a_head_that_nothing_is_asked_of_does_not_learn(work: Work) -> None:
+def test_a_head_without_a_loss_does_not_learn(work: Work) -> None:
     work.pretrain(*IDLE, "checkpoint.keep_last=9", name="whole")
     first, last = (load_run(f"{work.run('whole')}@{step}").model.state_dict() for step in (2, 12))
     heads = {name for name in first if name.startswith(("pooler.", "next_sentence."))}

@@ -41,25 +41,20 @@ def recipe_of(work: Work) -> Any:
     [
         # windows of 16 tokens, 8 to a step
         ("training.epochs=2", lambda n: math.ceil(2 * (n // 16) / 8)),
-        ("training.tokens=2000", lambda n: math.ceil(2000 / (8 * 16))),
+        ("training.tokens=2000 training.epochs=50", lambda n: math.ceil(2000 / (8 * 16))),
     ],
 )
-def test_epochs_and_tokens(work: Work, budget: str, expected: Any) -> None:
+def test_epochs_and_tokens_decide_on_the_steps(work: Work, budget: str, expected: Any) -> None:
+    """Of several, the first to end counts."""
     text = words(2000)
     work.text.write_text(text)
-    told = work.pretrain(budget, "data.split=slice", "data.valid_fraction=0.1")
+    told = work.pretrain(*budget.split(), "data.split=slice", "data.valid_fraction=0.1")
     assert abs(ended(told).step - expected(int(0.9 * len(text)))) <= 1
     kept = recipe_of(work)
     assert kept.training.steps == ended(told).step
     assert not kept.training.has_budget
     assert kept.schedule.warmup_steps == min(3, math.ceil(kept.training.steps / 10))
     assert kept.evaluation.every <= math.ceil(kept.training.steps / length.N_VALIDATIONS)
-
-
-def test_of_several_the_first_to_end_counts(work: Work) -> None:
-    few = ended(work.pretrain("training.tokens=640", name="few")).step
-    both = ended(work.pretrain("training.tokens=640", "training.epochs=50", name="both")).step
-    assert (few, both) == (5, 5)
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
@@ -250,7 +245,7 @@ def test_models_that_score_rows_have_the_schedule_of_the_run(work: Work, monkeyp
 
 
 @pytest.mark.parametrize("key", ["training.steps=9", "training.minutes=5"])
-def test_who_sets_a_length_of_a_table_sets_the_length(work: Work, key: str) -> None:
+def test_steps_or_minutes_of_a_table_take_the_place_of_epochs(work: Work, key: str) -> None:
     """No passes of the rule, or of the recipe, end it before."""
     work.pretrain("training.steps=2", name="base")
     flags = [Setting("data.train", [str(pairs_of_any_length(work))], "TABLE")]

@@ -74,7 +74,7 @@ def test_tokens_do_not_depend_on_the_weights(work: Work, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("settings", "code"), [(("model.context=4000",), "data"), (None, "usage")])
-def test_what_is_no_mixture(work: Work, settings: tuple[str, ...] | None, code: Code) -> None:
+def test_short_and_missing_texts_are_refused(work: Work, settings: tuple[str, ...] | None, code: Code) -> None:
     """Fewer tokens than a context, and no text at all."""
     with refuses(code):
         pretrained(work, [] if settings is None else mixture(work, *settings), "run")

@@ -418,7 +418,7 @@ def test_state_that_lacks_what_has_learnt_is_refused() -> None:
     assert "/stack." in str(caught.value)
 
 
-def test_an_optimizer_all_of_whose_layers_wait_rests() -> None:
+def test_an_optimizer_whose_layers_all_wait_does_nothing() -> None:
     """Muon's matrices are all in layers, which begin after the head."""
     model = gpt()
     optimizers = Optimizers(spec_of(MUON), model, HALF, Tuning(unfreeze_every=2))

@@ -15,8 +15,7 @@ from lmtool.cli import app
 from lmtool.errors import UsageError
 from lmtool.objective import Example
 from lmtool.recipe.load import Setting, parse_settings, shipped_recipes
-from lmtool.runs import load as loading
-from lmtool.runs.load import build_model, load_run
+from lmtool.runs.load import load_run
 from lmtool.tasks.rows import LengthBucketedExamples
 from lmtool.training.cooccurrences import CooccurrenceExamples
 from lmtool.training.optimizer import Optimizers
@@ -40,19 +39,6 @@ def without_gradient(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     monkeypatch.setattr(Optimizers, "clip_and_step", update)
     return found
-
-
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The models that sessions train."""
-    models: list[Any] = []
-
-    def remember(*arguments: Any) -> Any:
-        models.append(build_model(*arguments))
-        return models[-1]
-
-    monkeypatch.setattr(loading, "build_model", remember)
-    return models
 
 
 def train_recipe(work: Work, name: str, settings: Sequence[str], stop: Stop = lambda: False) -> list[Any]:

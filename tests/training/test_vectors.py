@@ -182,30 +182,27 @@ def test_the_model_that_gives_features_never_changes(model: str, elmo: Work) -> 
     assert loaded.tokenizer.fingerprint == load_run("elmo").tokenizer.fingerprint
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_the_input_is_embeddings_and_the_mix_of_layers(beside: bool, elmo: Work) -> None:
-    model = HALVES.replace("run: elmo", f"run: elmo, beside: {str(beside).lower()}")
-    learn(elmo, model)
-    body: Any = load_run(str(elmo.run())).model.get_submodule("body")
-    batch = Batch(torch.tensor([[8, 9, 10, 11]]))
+def task_input(body: Any, mix: Any, batch: Batch) -> np.ndarray[Any, Any]:
+    """The embeddings of a row, and the mix of the layers that ELMo gives for it, by the formula."""
     x = body.embedding(batch.tokens_BT)[0].detach().numpy()
     layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.hidden_states_by_layer(batch)]
-    mix = body.features.mix
-    expected = reference.task_input(x, layers, mix.scalars_L.tolist(), float(mix.gamma.detach()))
-    np.testing.assert_allclose(
-        body.embed_inputs(batch)[0].detach().numpy(), expected[:, 0 if beside else 4 :], atol=1e-5
-    )
+    return np.asarray(reference.task_input(x, layers, mix.scalars_L.tolist(), float(mix.gamma.detach())))
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_input_is_embeddings_and_the_mix_of_layers(beside: bool, elmo: Work) -> None:
+    learn(elmo, HALVES.replace("run: elmo", f"run: elmo, beside: {str(beside).lower()}"))
+    body: Any = load_run(str(elmo.run())).model.get_submodule("body")
+    batch = Batch(torch.tensor([[8, 9, 10, 11]]))
+    expected = task_input(body, body.features.mix, batch)[:, 0 if beside else 4 :]
+    np.testing.assert_allclose(body.embed_inputs(batch)[0].detach().numpy(), expected, atol=1e-5)
 
 
 def test_a_mean_is_of_embeddings_and_features(elmo: Work) -> None:
     learn(elmo, MEANS.replace("d_model: 4", "d_model: 4, n_layers: 0"))
     classifier: Any = load_run(str(elmo.run())).model
-    body = classifier.body
     batch = Batch(torch.tensor([[8, 9, 10, 7]]), keep_BT=torch.tensor([[True, True, True, False]]))
-    x = body.embedding(batch.tokens_BT)[0].detach().numpy()
-    layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.hidden_states_by_layer(batch)]
-    mix = body.features_of_tokens.mix
-    mean = reference.task_input(x, layers, mix.scalars_L.tolist(), float(mix.gamma.detach()))[:3].mean(0)
+    mean = task_input(classifier.body, classifier.body.features_of_tokens.mix, batch)[:3].mean(0)
     head = classifier.head
     expected = head.weight.detach().numpy() @ mean + head.bias.detach().numpy()
     np.testing.assert_allclose(classifier.run_head(batch).scores[0].detach().numpy(), expected, atol=1e-5)
