@@ -184,22 +184,6 @@ def test_a_loss_or_gradient_that_is_not_finite_changes_nothing(part: str, poison
     assert_same(before, trainer.everything())
 
 
-def test_the_documents_of_a_batch_are_those_it_is_cut_from() -> None:
-    trainer = Trainer(a_recipe())
-    sample_S = np.arange(8)
-    touched = set()
-    positions = {
-        tuple(trainer.store.read(start, start + 13).tolist()): start for start in range(len(trainer.store) - 12)
-    }
-    for row in trainer.examples.read(sample_S):
-        start = positions[tuple(row.tokens.tolist())]
-        for number in range(trainer.store.n_documents):
-            begin, end = trainer.store.document_range(number)
-            if begin < start + 13 and start < end:
-                touched.add(number)
-    assert trainer.examples.list_distinct_document_numbers(sample_S) == sorted(touched)
-
-
 def float16_trainer(*spells: tuple[int, bool]) -> Trainer:
     """Its gradients overflow, or do not, in a sequence of steps."""
     trainer = Trainer(a_recipe(steps=sum(n for n, _ in spells)), FLOAT16, dtype=torch.float32)
