@@ -1,8 +1,9 @@
-"""Two processes that torchrun starts train as one does; tests/crossings has more of what they train and measure."""
+"""Signals to training programs, and two processes that train as one; tests/crossings has more of these."""
 
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
 from lmtool.runs.directory import Run
 from tests.support.processes import TOGETHER, rank
-from tests.support.training import Work, after, ended, metrics, warnings_in
-from tests.training.programs import FORKED, TORCHRUN, output, pretraining, saved, start, wait_until
+from tests.support.training import Work, after, ended, lasting, metrics, warnings_in, write_table
+from tests.training.programs import FORKED, LMTOOL, TORCHRUN, output, pretraining, saved, start, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -68,3 +69,72 @@ def test_two_processes(work: Work) -> None:
         assert open_and_verify_checkpoint(path).step == at
     assert Run.open(work.run()).state == "stopped"
     assert ended(work.resume(f"training.steps={left[-1][0] + 2}")).reason == "finished"
+
+
+LONG = ("training.steps=100000", "evaluation.every=7", "checkpoint.every=5")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_finishes_the_step_and_saves(work: Work, number: signal.Signals, code: int) -> None:
+    process = start(work, [*LMTOOL, *pretraining(work, *LONG)])
+    wait_until(saved(work.run(), 5), process, work)
+    process.send_signal(number)
+    assert process.wait() == code
+    stdout, stderr = output(work)
+    assert stdout == f"{work.run()}\n"
+    assert "Traceback" not in stderr
+    step = list_checkpoints(work.run() / "checkpoints")[-1][0]
+    assert f"interrupted and saved at step {step}" in stderr
+    assert metrics(work.run())[-1]["step"] == step
+    assert Run.open(work.run()).state == "stopped"
+    # and it equals the run of a session in this process
+    work.pretrain(*LONG, name="here", stop=after(step))
+    assert lasting(work.run(), step) == lasting(work.run("here"), step)
+
+
+STUCK = """
+import time
+from pathlib import Path
+from lmtool.training.data import TextData
+validate = TextData.validate
+def stuck(*arguments):
+    if list(Path("run/checkpoints").glob("step-*")):  # before that, the speed is measured
+        time.sleep(1e6)
+    return validate(*arguments)
+TextData.validate = stuck
+from lmtool.cli import main
+main()
+"""
+
+
+def test_a_second_signal_leaves_at_once(work: Work) -> None:
+    """While a validation hangs, whose step was saved before."""
+    process = start(work, ["-c", STUCK, *pretraining(work, "training.steps=50", "evaluation.every=6")])
+    wait_until(saved(work.run(), 6), process, work)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None, "the first signal waits for the step"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    (*_, (step, path)) = list_checkpoints(work.run() / "checkpoints")
+    assert (step, open_and_verify_checkpoint(path).step) == (6, 6)
+    assert [record["step"] for record in metrics(work.run())] == list(range(1, 6))
+    assert ended(work.resume("training.steps=8")).step == 8
+
+
+def test_a_signal_ends_all_seeds(work: Work) -> None:
+    """The current run is saved; no other is started after it."""
+    work.pretrain("training.steps=1", name="base")
+    rows = (f"the cat {'ran' if i % 2 else 'sat'} {i},{'ab'[i % 2]}" for i in range(60))
+    write_table(work.folder / "table.csv", rows)
+    settings = ("-s", "checkpoint.every=5", "-s", "training.device=cpu", "-s", "training.precision=float32")
+    seeds = ("--seeds", "3", "--epochs", "100000", "-o", str(work.run()))
+    process = start(work, [*LMTOOL, "finetune", "table.csv", "--from", str(work.run("base")), *seeds, *settings])
+    wait_until(saved(work.run() / "seed-1", 5), process, work)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    stdout, stderr = output(work)
+    assert "interrupted and saved at step" in stderr
+    assert stdout == f"{work.run() / 'seed-1'}\n"
+    assert [path.name for path in work.run().iterdir()] == ["seed-1"]
+    assert Run.open(work.run() / "seed-1").state == "stopped"

@@ -1,14 +1,17 @@
-"""Training on a text that is streamed: its order, resuming, and what is held out."""
+"""Training on texts that are streamed, and on mixtures of texts: their order, resuming, and what is held out."""
 
 import errno
 import gc
 import json
 import os
 import shutil
+import threading
 import time
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,19 +26,20 @@ from lmtool.data import blocks, streaming
 from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BackgroundBlockTokenizer
 from lmtool.data.corpus import MultiDocumentChunk
 from lmtool.data.prepare import encode_chunks_in_parallel
-from lmtool.errors import DataError
+from lmtool.errors import Code, DataError
 from lmtool.interop.resolve import resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.recipe.finetuning import resolve_continued_training
-from lmtool.recipe.load import Setting, load, parse_settings
+from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
+from lmtool.runs.files import StreamPosition
 from lmtool.storage.durable import cache_folder, make_parent_and_scratch_folder
 from lmtool.training import train
 from lmtool.training.data import TextData, tokenize_training_text
 from lmtool.training.plan import plan_pretraining
-from lmtool.training.streamed import StreamedWindows
+from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from tests.support.errors import refuses
-from tests.support.training import Work, after, assert_resumes_bit_for_bit, lasting, no_report, words
+from tests.support.training import Work, after, assert_resumes_bit_for_bit, documents, lasting, no_report, words
 
 CPU = configure_compute("cpu", "float32")
 
@@ -138,15 +142,15 @@ def test_every_process_reads_the_same_whatever_the_pace(
 ) -> None:
     """One makes the blocks, slowly; another finds them in the folder, and takes the other half of each batch."""
     with data.open_streams_for_training(CPU):
-        alone = texts_of(data, examples_of(data), np.arange(320))
+        alone = texts_of(examples_of(data), np.arange(320))
     slow_down(monkeypatch, "_write_store_unless_empty", 0.01)
     with data.open_streams_for_training(CPU):
         first = examples_of(data)
         other = joining(data)
         both = []
         for step in range(40):
-            both += texts_of(data, first, np.arange(8 * step, 8 * step + 4))
-            both += texts_of(data, other, np.arange(8 * step + 4, 8 * step + 8))
+            both += texts_of(first, np.arange(8 * step, 8 * step + 4))
+            both += texts_of(other, np.arange(8 * step + 4, 8 * step + 8))
     assert both == alone
     assert len(set(alone)) > 300
 
@@ -156,15 +160,13 @@ def test_threads_open_each_block_once(data: TextData, monkeypatch: pytest.Monkey
     starts, last = range(0, 320, 8), np.arange(280, 320)
     with data.open_streams_for_training(CPU):
         alone = examples_of(data)
-        expected = [
-            (texts_of(data, alone, np.arange(at, at + 8)), alone.stream_position_before(at + 8)) for at in starts
-        ]
+        expected = [(texts_of(alone, np.arange(at, at + 8)), alone.stream_position_before(at + 8)) for at in starts]
         documents = alone.list_distinct_document_numbers(last)
     slow_down(monkeypatch, "wait_for_store", 0.002)
     with data.open_streams_for_training(CPU), ThreadPoolExecutor(3) as threads:
         examples = examples_of(data)
         for at, (texts, mark) in zip(starts, expected, strict=True):
-            reading = threads.submit(texts_of, data, examples, np.arange(at, at + 8))
+            reading = threads.submit(texts_of, examples, np.arange(at, at + 8))
             marking = [threads.submit(examples.stream_position_before, at + 8) for _ in range(2)]
             assert [one.result() for one in marking] == [mark] * 2
             assert reading.result() == texts
@@ -320,7 +322,7 @@ def test_one_file_that_is_one_document_is_refused(work: Work, folder: Path) -> N
     assert "data.documents" in caught.value.fix
 
 
-def texts_of(data: TextData, examples: StreamedWindows, sample_S: NDArray[np.int64]) -> list[tuple[int, ...]]:
+def texts_of(examples: StreamedWindows, sample_S: NDArray[np.int64]) -> list[tuple[int, ...]]:
     return [tuple(example.tokens.tolist()) for example in examples.read(sample_S)]
 
 
@@ -332,3 +334,174 @@ def joining(data: TextData) -> StreamedWindows:
     found = BackgroundBlockTokenizer(text, part, *stores, first._path, is_writer=False)
     cut = data.objective.choose_text_cut(data._context)
     return StreamedWindows(found, cut, data._seed, batch_size=8, resume_position=None)
+
+
+# Mixtures
+
+
+def mixture(work: Work, *overrides: str, web: float = 3, code: float = 1) -> list[Setting]:
+    """Settings for small letters and capitals, in files of their own."""
+    (work.folder / "web.txt").write_text(documents(60), encoding="utf-8")
+    (work.folder / "code").mkdir(exist_ok=True)
+    for number in range(2):
+        text = documents(30, number).upper()
+        (work.folder / "code" / f"{number}.txt").write_text(text, encoding="utf-8")
+    return parse_settings([f"data.mixture={{{work.folder}/web.txt: {web}, {work.folder}/code: {code}}}", *overrides])
+
+
+def mixed(work: Work, *overrides: str, **shares: float) -> ResolvedRecipe:
+    return load(work.recipe, mixture(work, *overrides, **shares))
+
+
+def prepared(work: Work, *overrides: str, **shares: float) -> TextData:
+    return tokenize_training_text(mixed(work, *overrides, **shares).recipe, None, World(), no_report)[1]
+
+
+def pretrain_mixture(work: Work, settings: list[Setting], name: str, source: str | None = None, **more: Any) -> Any:
+    planned = plan_pretraining(source, str(work.recipe), settings, no_report)
+    return list(train.train(planned, work.session(name, **more)))
+
+
+def test_texts_have_their_shares(work: Work) -> None:
+    data = prepared(work)
+    tokenizer = data.prompt_format.tokenizer
+    examples = data.make_training_examples(data.objective)
+    read = [tokenizer.decode(one.tokens.tolist()) for one in examples.read(np.arange(1000))]
+    assert [sum(case(text) == text for text in read) for case in (str.upper, str.lower)] == [250, 750]
+    again = examples.read(np.array([999, 3]))
+    assert [tokenizer.decode(one.tokens.tolist()) for one in again] == [read[999], read[3]]
+    assert "75 % " in data.description_lines[0]
+    found = examples.list_distinct_document_numbers(np.arange(1000))
+    assert (found[0], found[-1]) == (0, 60 + 2 * 30 - 12 - 1)
+
+
+def test_stopping_and_resuming_a_mixture_changes_no_bit(work: Work) -> None:
+    assert_resumes_bit_for_bit(work, partial(pretrain_mixture, work, mixture(work)), 5)
+
+
+def test_tokens_do_not_depend_on_the_weights(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(work)
+    monkeypatch.setattr("lmtool.data.prepare.StoreWriter", None)
+    prepared(work, web=1, code=2)
+
+
+@pytest.mark.parametrize(("settings", "code"), [(("model.context=4000",), "data"), (None, "usage")])
+def test_short_and_missing_texts_are_refused(work: Work, settings: tuple[str, ...] | None, code: Code) -> None:
+    """Fewer tokens than a context, and no text at all."""
+    with refuses(code):
+        pretrain_mixture(work, [] if settings is None else mixture(work, *settings), "run")
+
+
+def test_a_run_goes_on_with_a_mixture_and_then_with_one_text(work: Work) -> None:
+    work.pretrain("training.steps=2", name="first")
+    pretrain_mixture(work, mixture(work, "training.steps=2"), "mixed", str(work.run("first")))
+    assert list(load(work.run("mixed") / "recipe.yaml").recipe.data.mixture.values()) == [3, 1]
+    flags = [Setting("data.train", [str(work.text)], "TEXT")]
+    alone = resolve(None, flags, parent=resolve_reference(str(work.run("mixed"))).parent)
+    assert alone.recipe.data.mixture == {}
+
+
+# Mixtures that are streamed
+
+
+@contextmanager
+def streamed(data: TextData, *marks: StreamPosition) -> Iterator[StreamedMixture]:
+    with data.open_streams_for_training(CPU, marks):
+        examples = data.make_training_examples(data.objective)
+        assert isinstance(examples, StreamedMixture)
+        yield examples
+
+
+def tokens_of(examples: StreamedMixture, start: int, stop: int) -> list[list[int]]:
+    """Of consecutive samples, read eight at a time."""
+    read = (examples.read(np.arange(first, min(stop, first + 8))) for first in range(start, stop, 8))
+    return [one.tokens.tolist() for batch in read for one in batch]
+
+
+@pytest.mark.parametrize("sample", [1, 333])
+def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) -> None:
+    """So reading from the marks of any sample goes on as if nothing had happened; a text may not have been read yet."""
+    data = prepared(work, "data.stream=true", web=1, code=9)
+    with streamed(data) as examples:
+        tokens_of(examples, 0, sample)
+        marks = examples.stream_positions_before(sample)
+        expected = tokens_of(examples, sample, sample + 80)
+        numbers = examples.list_distinct_document_numbers(np.arange(sample + 72, sample + 80))
+    assert numbers == sorted(set(numbers))
+    assert "10 % " in data.description_lines[0]
+    with streamed(data, *marks) as examples:
+        assert tokens_of(examples, sample, sample + 80) == expected
+
+
+def test_stopping_and_resuming_a_streamed_mixture_changes_no_bit(work: Work) -> None:
+    settings = mixture(work, "data.stream=true", "training.steps=40")
+    assert_resumes_bit_for_bit(work, partial(pretrain_mixture, work, settings), 27, steps=40)
+
+
+def joining_mixture(data: TextData, first: StreamedMixture, batch_size: int) -> StreamedMixture:
+    """The examples as a process reads them that does not make the blocks."""
+    streams = []
+    for n, (own, (text, part)) in enumerate(zip(first._streams, data._prepared.streamed, strict=True)):
+        stores = data._prepared.parts[n], data.prompt_format.tokenizer, own._blocks._path
+        blocks = BackgroundBlockTokenizer(text, part, *stores, is_writer=False)
+        streams.append(StreamedWindows(blocks, own._cut, own._seed, batch_size, None))
+    return StreamedMixture(streams, list(data._spec.mixture.values()), data._seed)
+
+
+@pytest.mark.slow
+def test_processes_read_the_same_and_keep_few_blocks(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight, each has a sample of the smaller text in a few steps only, between which blocks of it come and go."""
+    monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 150)
+    left = iter(range(2000))
+
+    def sleep(seconds: float) -> None:
+        assert next(left, None) is not None, "waits for a block that is not made again"
+        threading.Event().wait(seconds)
+
+    monkeypatch.setattr("lmtool.data.blocks.time.sleep", sleep)
+    n_ranks, n_steps = 8, 60
+    data = prepared(work, "data.stream=true")
+    with streamed(data) as examples:
+        alone = tokens_of(examples, 0, n_ranks * n_steps)
+    with streamed(data) as first:
+        for stream in first._streams:
+            monkeypatch.setattr(stream, "_kept", n_ranks)  # they are in step here, so one batch behind is enough
+        ranks = [first, *(joining_mixture(data, first, n_ranks) for _ in range(n_ranks - 1))]
+        both, most = [], 0
+        for step in range(n_steps):
+            for rank, own in enumerate(ranks):
+                both += tokens_of(own, n_ranks * step + rank, n_ranks * step + rank + 1)
+            most = max(most, len(list(first._streams[0]._blocks._path.parent.glob("[01]-*"))))
+        blocks = [mark.block for mark in first.stream_positions_before(n_ranks * n_steps)]
+    assert both == alone
+    assert min(blocks) > 5
+    # of each text those ahead, in use, behind, and being written
+    assert most <= 2 * (PREFETCHED_BLOCKS + 3)
+
+
+def test_texts_are_streamed_where_they_are_large_together(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = mixed(work).recipe
+    sizes = [(work.folder / "web.txt").stat().st_size, (work.folder / "code" / "0.txt").stat().st_size * 2]
+    monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", sum(sizes) - 200)
+    assert max(sizes) < streaming.STREAM_FROM_BYTES
+    assert tokenize_training_text(recipe, None, World(), no_report)[0].data.stream is True
+    monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", 2 * sum(sizes))
+    assert tokenize_training_text(recipe, None, World(), no_report)[0].data.stream is False
+
+
+def test_an_epoch_of_streams_is_estimated_from_their_heads(work: Work) -> None:
+    whole = prepared(work).examples_per_epoch
+    data = prepared(work, "data.stream=true")
+    before = data.examples_per_epoch
+    with streamed(data):
+        while_flowing = data.examples_per_epoch
+    assert before == pytest.approx(whole, rel=0.4)
+    assert while_flowing == pytest.approx(before, rel=0.02)
+
+
+def test_a_text_without_its_mark_is_refused(work: Work) -> None:
+    data = prepared(work, "data.stream=true")
+    with streamed(data) as examples:
+        marks = examples.stream_positions_before(8)
+    with refuses("checkpoint"), streamed(data, marks[0]):
+        pass
