@@ -83,6 +83,14 @@ def test_features_or_a_recipe_that_are_named_are_taken(folder: Path) -> None:
     assert (plan.choice, plan.resolved.recipe.tokenizer.kind) == ("", "word")
 
 
+def test_a_pretrained_last_run_is_suggested_instead_and_a_classifier_is_not(work: Work) -> None:
+    path = table(work.folder / "rows.csv", 20, "ending")
+    work.pretrain("training.steps=1", name="runs/first")
+    assert "--from last fine-tunes first, a " in planned(path).choice
+    work.finetune("training.steps=1", "data.valid_fraction=0.2", source=work.run("runs/first"), name="runs/second")
+    assert "--from last" not in planned(path).choice
+
+
 def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(table(folder / "rows.csv", MANY, "ending"))
     alone = planned(path, "model.buckets=2000", "seed=2")

@@ -96,6 +96,15 @@ def test_activations_are_those_that_a_backward_pass_needs(name: str, precision: 
     assert found <= 1.05 * saved + 2 * result + 8 * T * T
 
 
+def test_padding_and_a_window_are_traced_without_values() -> None:
+    """As without padding, which is at the end of a row."""
+    model = spec("t5", pattern={"kind": "window", "size": 3})
+    tokens, keep = torch.zeros(3, T, dtype=torch.int64), torch.ones(3, T, dtype=torch.bool)
+    padded = BatchToTrace(Batch(tokens, keep_BT=keep, source_BS=tokens, source_keep_BS=keep), 1.0, False)
+    found = estimated(model, lambda n: padded, 2, DeviceGroup("float32", True))
+    assert 0 < found.activations < 2 * traced(model, on_gpu=True).activations
+
+
 @pytest.mark.parametrize("name", ["lstm", "elmo"])
 def test_states_of_another_model_are_activations(name: str) -> None:
     without, with_states = (
