@@ -1,7 +1,6 @@
 """Sessions whose processes shard the model: run as `python -m tests.training.sharded FOLDER PROCESSES NAME...`."""
 
 import importlib
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -9,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.compute.fsdp import ShardedModel
-from lmtool.compute.processes import is_main_process
-from lmtool.compute.shards import is_sharded
-from lmtool.evaluation import perplexity
-from lmtool.runs import load
 from tests.compute.forked import forked
 from tests.support.training import Work
 
@@ -72,14 +67,9 @@ def tuned(work: Work, *overrides: str, name: str) -> list[Any]:
 
 
 def session(work: Work, name: str) -> None:
-    """The sharded session of a name; after "resume:", the continuation of a run by 2 steps; after "eval:", its measure
-    where it does not fit into one process."""
+    """The sharded session of a name."""
     if name == "lora":
         tuned(work, SHARDED, name="sharded lora")
-    elif name.startswith("eval:"):
-        measured(work, name.removeprefix("eval:"))
-    elif name.startswith("resume:"):
-        work.resume("training.steps=+2", SHARDED, name=name.removeprefix("resume:"))
     else:
         with never_whole() if "evaluation.prompts=[]" in RECIPES[name] else nullcontext():
             work.pretrain(*SHORT, *RECIPES[name], SHARDED, name=f"sharded {name}")
@@ -92,16 +82,6 @@ def never_whole() -> Iterator[None]:
     ShardedModel.gather_all_for_inference = None  # type: ignore[method-assign, assignment]
     yield
     ShardedModel.gather_all_for_inference = genuine  # type: ignore[method-assign]
-
-
-def measured(work: Work, name: str) -> None:
-    """Writes NAME.json, of a model that processes without memory share."""
-    genuine, load.device_memory_bytes = load.device_memory_bytes, lambda device: 1  # type: ignore[attr-defined]
-    found = perplexity.measure_perplexity(str(work.run(name)), [str(work.text)], device="cpu")
-    load.device_memory_bytes = genuine  # type: ignore[attr-defined]
-    assert all(map(is_sharded, found.loaded.model.parameters()))
-    if is_main_process():
-        (work.folder / f"{name}.json").write_text(json.dumps(found.to_record()), encoding="utf-8")
 
 
 def main(folder: str, names: list[str]) -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from lmtool.data.prepare import TokenizedData, tokenize_data
-from lmtool.errors import CheckpointError, UsageError
 from lmtool.model import NGramModel
 from lmtool.objective import TextCutSettings
 from lmtool.recipe.load import load
@@ -15,6 +14,7 @@ from lmtool.runs.load import build_model, load_run
 from lmtool.training.events import RunAlreadyFinished
 from lmtool.training.windows import Windows
 from tests.reference.ngram import KneserNey
+from tests.support.errors import refuses
 from tests.support.training import MemoryStore, Work, after, assert_resumes_bit_for_bit, documents, metrics, no_report
 
 NGRAM = (
@@ -85,7 +85,7 @@ def test_the_loss_of_a_step_is_that_of_its_part_before_it_is_counted(work: Work)
 
 def test_stopped_and_resumed_it_has_the_same_counts_and_nothing_is_counted_twice(work: Work) -> None:
     assert_resumes_bit_for_bit(work, partial(work.pretrain, *NGRAM), 2, steps=5)
-    with pytest.raises(UsageError, match="counted in 5 steps"):
+    with refuses("usage"):
         work.resume("training.steps=+5")
     assert work.resume() == [RunAlreadyFinished(work.run(), 5, early=False, can_go_on=False)]
 
@@ -104,14 +104,6 @@ def test_from_a_run_the_other_text_is_added_whole(work: Work) -> None:
     assert int(model.n_read) == sum(map(len, added)) < len(first.train)
     found = metrics(work.run("both"))[-1]["valid_loss"]
     assert found == pytest.approx(mean_nats(plain, documents_of(other, "valid")), rel=1e-6)
-
-
-def test_a_model_of_another_order_is_refused(work: Work) -> None:
-    work.pretrain(*NGRAM)
-    recipe = work.run() / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("order: 3", "order: 4"))
-    with pytest.raises(CheckpointError, match=r"model.order 3 -> 4"):
-        load_run(str(work.run()))
 
 
 @pytest.mark.parametrize(("start", "stop", "n_before"), [(0, 9, 2), (3, 7, 2), (4, 9, 1), (1, 2, 4)])

@@ -16,8 +16,9 @@ ELMO = (LSTM.replace("SHAPE", "bidirectional"), "objective={kind: bidirectional}
 def test_a_task_mixes_the_layers_of_a_body_that_stays(work: Work) -> None:
     """Unless it is asked to learn."""
     work.pretrain(*ELMO, "training.steps=2", name="elmo")
-    work.finetune(source=work.run("elmo"), name="tuned")
-    work.finetune("tuning.freeze=none", source=work.run("elmo"), name="whole")
+    held_out = ("data.valid_fraction=0.2", "evaluation.baseline=false")
+    work.finetune(*held_out, source=work.run("elmo"), name="tuned")
+    work.finetune("tuning.freeze=none", *held_out, source=work.run("elmo"), name="whole")
     before, after, whole = (load_run(str(work.run(name))).model.state_dict() for name in ("elmo", "tuned", "whole"))
     assert not all(torch.equal(weight, whole[f"body.{name}"]) for name, weight in before.items())
     assert all(torch.equal(weight, after[f"body.{name}"]) for name, weight in before.items())

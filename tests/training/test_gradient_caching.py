@@ -26,7 +26,6 @@ from lmtool.tasks.rows import EncodedRow, LengthBucketedExamples
 from lmtool.training.fit import CompletedStep, ModelAndOptimizers, fit
 from lmtool.training.optimizer import Optimizers
 from tests.support import tiny
-from tests.support.cases import nightly_but
 from tests.support.vocabularies import VOCABULARY
 
 BATCH = 8
@@ -78,30 +77,17 @@ def trained(loss: str, dropout: float = 0.0, **training: Any) -> tuple[list[Comp
     return list(fit(trainable, examples, recipe, CPU)), model.state_dict()
 
 
-@pytest.mark.parametrize("micro", nightly_but([{"micro_batch": 4}, {"micro_batch": 1}, {"micro_tokens": 30}], 0))
-@pytest.mark.parametrize("loss", nightly_but(LOSSES, "pairs", "scored"))
-def test_any_micro_batches_are_the_same_step(loss: str, micro: dict[str, int]) -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_any_micro_batches_are_the_same_step(loss: str) -> None:
     whole, weights = trained(loss)
-    parts, same = trained(loss, **micro)
-    assert all(step.grad_norm > 0 for step in whole)
+    parts, same = trained(loss, **{"micro_tokens": 30} if loss == "labels" else {"micro_batch": 3})
+    assert all((step.grad_norm or 0) > 0 for step in whole)
     for one, other in zip(whole, parts, strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-6)
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-9)
         assert other.tokens == one.tokens == BATCH
     for name, weight in weights.items():
         torch.testing.assert_close(same[name], weight, rtol=1e-8, atol=1e-11)
-
-
-def test_every_weight_that_vectors_depend_on_is_trained() -> None:
-    before = build(a_recipe("pairs").model, tiny.VOCAB)
-    learnt = objective.build_objective_for_vocabulary(a_recipe("pairs"), VOCABULARY)
-    idle = {id(parameter) for parameter in learnt.unused_parameters(before)}
-    names = [name for name, parameter in before.named_parameters() if id(parameter) not in idle]
-    torch.manual_seed(0)
-    start = build(a_recipe("pairs").model, tiny.VOCAB).double().state_dict()
-    _, after = trained("pairs")
-    assert len(names) > 20
-    assert [name for name in names if torch.equal(start[name], after[name])] == []
 
 
 class Recording(EmbeddingObjective):

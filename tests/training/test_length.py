@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from lmtool.compute.processes import World
-from lmtool.errors import DataError
 from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.directory import Run
@@ -22,7 +21,7 @@ from lmtool.training.data import tokenize_training_text
 from lmtool.training.events import DurationEstimate, StepCompleted, StepCountChanged, TrainingStarted
 from lmtool.training.fit import fit
 from lmtool.training.folds import MAX_FOLD_TRAINED_ROWS
-from tests.support.cases import nightly_but
+from tests.support.errors import refuses
 from tests.support.families import BERT
 from tests.support.training import Work, after, ended, no_report, of_kind, words, write_table
 
@@ -39,39 +38,23 @@ def recipe_of(work: Work) -> Any:
 
 @pytest.mark.parametrize(
     ("budget", "expected"),
-    nightly_but(
-        [
-            # windows of 16 tokens, 8 to a step
-            ("training.epochs=2", lambda n: math.ceil(2 * (n // 16) / 8)),
-            ("training.tokens=2000", lambda n: math.ceil(2000 / (8 * 16))),
-        ],
-        1,
-        unpack=True,
-    ),
+    [
+        # windows of 16 tokens, 8 to a step
+        ("training.epochs=2", lambda n: math.ceil(2 * (n // 16) / 8)),
+        ("training.tokens=2000 training.epochs=50", lambda n: math.ceil(2000 / (8 * 16))),
+    ],
 )
-def test_epochs_and_tokens(work: Work, budget: str, expected: Any) -> None:
+def test_epochs_and_tokens_decide_on_the_steps(work: Work, budget: str, expected: Any) -> None:
+    """Of several, the first to end counts."""
     text = words(2000)
     work.text.write_text(text)
-    told = work.pretrain(budget, "data.split=slice", "data.valid_fraction=0.1")
-    n_tokens = int(0.9 * len(text)) if text.isascii() else len(text[: int(len(text) * 0.9)])
-    assert abs(ended(told).step - expected(n_tokens)) <= 1
+    told = work.pretrain(*budget.split(), "data.split=slice", "data.valid_fraction=0.1")
+    assert abs(ended(told).step - expected(int(0.9 * len(text)))) <= 1
     kept = recipe_of(work)
     assert kept.training.steps == ended(told).step
     assert not kept.training.has_budget
     assert kept.schedule.warmup_steps == min(3, math.ceil(kept.training.steps / 10))
     assert kept.evaluation.every <= math.ceil(kept.training.steps / length.N_VALIDATIONS)
-
-
-def test_of_several_the_first_to_end_counts(work: Work) -> None:
-    few = ended(work.pretrain("training.tokens=640", name="few")).step
-    both = ended(work.pretrain("training.tokens=640", "training.epochs=50", name="both")).step
-    assert (few, both) == (5, 5)
-
-
-def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock by which nothing takes longer than milliseconds."""
-    now = itertools.count(0, 0.001)
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
@@ -111,9 +94,9 @@ def test_the_length_follows_the_speed(work: Work, monkeypatch: pytest.MonkeyPatc
     assert ended(told).step == last
     monkeypatch.undo()
     plain = work.pretrain(f"training.steps={last}", schedule, f"evaluation.every={last}", name="plain")
-    validated = {event.step.step: event.validation for event in of_kind(told, StepCompleted)}
-    assert validated[last] is not None
-    assert validated[last].loss == ended(plain).best_value
+    (validated,) = (event.validation for event in of_kind(told, StepCompleted) if event.step.step == last)
+    assert validated is not None
+    assert validated.loss == ended(plain).best_value
 
 
 def test_pairs_of_sentences_are_validated_also_when_the_length_has_changed(
@@ -127,12 +110,9 @@ def test_pairs_of_sentences_are_validated_also_when_the_length_has_changed(
     assert [set(one.metrics) for one in validated if one is not None] == [{"next-sentence-accuracy"}] * 4
 
 
-LENGTHS = ("training.epochs=2", "training.steps=5", "training.minutes=0.005")
-
-
 @pytest.mark.parametrize(
     ("kind", "budget"),
-    nightly_but([(kind, budget) for budget in LENGTHS for kind in WORD_VECTORS], 0, 1, 3, 4, unpack=True),
+    [("skip-gram", "training.minutes=0.005"), ("cbow", "training.epochs=2"), ("glove", "training.steps=5")],
 )
 def test_word_vectors_have_a_length_but_for_lone_words(
     work: Work, kind: str, budget: str, monkeypatch: pytest.MonkeyPatch
@@ -141,7 +121,7 @@ def test_word_vectors_have_a_length_but_for_lone_words(
     monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.03)
     work.text.write_text("".join(f"{name}\n" for name in words(600).split()))
     settings = (*WORD_VECTORS[kind], "tokenizer={kind: word, vocab_size: 50}", "training.batch_size=1", budget)
-    with pytest.raises(DataError, match="near each other") as refused:
+    with refuses("data") as refused:
         work.pretrain(*settings)
     assert "data.documents=whole" in refused.value.fix
     assert not work.run().exists()
@@ -182,13 +162,10 @@ def charged(monkeypatch: pytest.MonkeyPatch, per_token: float) -> None:
     monkeypatch.setattr(session, "fit", slow)
 
 
-@pytest.mark.parametrize("shape", nightly_but(["decoder", "encoder-decoder"], "encoder-decoder"))
-def test_the_time_of_rows_of_any_length_is_that_of_all_of_them(
-    work: Work, monkeypatch: pytest.MonkeyPatch, shape: str
-) -> None:
+def test_the_time_of_rows_of_any_length_is_that_of_all_of_them(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     charged(monkeypatch, 0.01)
     monkeypatch.setattr(length, "FORWARD_FRACTION", 0.0)
-    parts = ("model.context=256", f"model.shape={shape}", "objective.kind=seq2seq", "tokenizer.kind=char")
+    parts = ("model.context=256", "model.shape=encoder-decoder", "objective.kind=seq2seq", "tokenizer.kind=char")
     events = work.learn_table(work.recipe, pairs_of_any_length(work), *parts, "training.steps=30")
     (told,) = of_kind(events, DurationEstimate)
     steps = [event.step.n_computed for event in of_kind(events, StepCompleted)]
@@ -202,10 +179,12 @@ def test_validations_take_the_time_of_computing_their_tokens(work: Work, monkeyp
     settings = ("evaluation.every=4", "evaluation.tokens=32")
     (first,) = of_kind(work.pretrain(*settings, stop=after(5)), DurationEstimate)
     # eleven more steps of 8 rows of 16 tokens, and three validations of 32
-    assert (first.steps, first.seconds) == (11, pytest.approx(11 * 1.28 + 3 * 0.32 / 3))
+    assert first.steps == 11
+    assert first.seconds == pytest.approx(11 * 1.28 + 3 * 0.32 / 3)
     # of which one is over
     (again,) = of_kind(work.resume(), DurationEstimate)
-    assert (again.steps, again.seconds) == (6, pytest.approx(6 * 1.28 + 2 * 0.32 / 3))
+    assert again.steps == 6
+    assert again.seconds == pytest.approx(6 * 1.28 + 2 * 0.32 / 3)
 
 
 def test_a_speed_counts_what_is_computed(work: Work) -> None:
@@ -224,33 +203,29 @@ def test_a_speed_counts_what_is_computed(work: Work) -> None:
 # Tables have minutes too
 
 
-@pytest.mark.slow
-def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    work.pretrain(name="base")
+def labelled_rows(n: int) -> list[str]:
+    return [f"the cat {words(i % 7)} {'ran home' if i % 2 else 'sat'},{'ab'[i % 2]}" for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("held_out", "n_rows", "times"), [(0.1, 60, 1), (0, 60, 1 + N_FOLDS), (0, MAX_FOLD_TRAINED_ROWS + 20, 2)]
+)
+def test_minutes_of_a_table_follow_from_the_measured_speed(
+    work: Work, monkeypatch: pytest.MonkeyPatch, held_out: float, n_rows: int, times: int
+) -> None:
+    """Where no rows are held out, a model is trained for each fold of few rows, and one for a quarter of many."""
+    work.pretrain("training.steps=2", name="base")
     charged(monkeypatch, 0.01)
     monkeypatch.setattr(length, "FORWARD_FRACTION", 0.0)
     monkeypatch.setattr(length, "count_steps_by_deadline", lambda recipe, *_: recipe.training.steps)
-    ticking(monkeypatch)
-    others = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null")
-    many = work.folder / "many.csv"
-    rows = (
-        f"the cat {words(i % 7)} {'ran home' if i % 2 else 'sat'},{'ab'[i % 2]}"
-        for i in range(MAX_FOLD_TRAINED_ROWS + 20)
-    )
-    many.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
-    # where no rows are held out, a model is trained for each fold of few rows, and one for a quarter of many
-    for minutes, held, table, times in (
-        (0.5, 0.1, None, 1),
-        (1.0, 0.1, None, 1),
-        (1.0, 0, None, 1 + N_FOLDS),
-        (1.0, 0, many, 2),
-    ):
-        limits = f"training.minutes={minutes}", f"data.valid_fraction={held}"
-        name = f"for-{minutes}-{held}-{times}"
-        told = work.finetune(*limits, *others, source=work.run("base"), table=table, name=name)
-        computed = sum(event.step.n_computed for event in of_kind(told, StepCompleted))
-        assert 0.01 * times * computed == pytest.approx(60 * minutes, rel=0.2)
-        assert of_kind(told, StepCountChanged)
+    now = itertools.count(0, 0.001)  # a clock by which nothing takes longer than milliseconds
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    table = write_table(work.folder / "table.csv", labelled_rows(n_rows))
+    settings = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null", "training.minutes=1")
+    told = work.finetune(*settings, f"data.valid_fraction={held_out}", source=work.run("base"), table=table)
+    computed = sum(event.step.n_computed for event in of_kind(told, StepCompleted))
+    assert 0.01 * times * computed == pytest.approx(60, rel=0.2)
+    assert of_kind(told, StepCountChanged)
 
 
 def test_models_that_score_rows_have_the_schedule_of_the_run(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +236,7 @@ def test_models_that_score_rows_have_the_schedule_of_the_run(work: Work, monkeyp
         lengths.append(recipe.training.steps)
         return fit(trainable, examples, recipe, *others, **options)
 
-    work.pretrain(name="base")
+    work.pretrain("training.steps=2", name="base")
     planned(monkeypatch, 6)
     monkeypatch.setattr(folds, "fit", noted)
     told = work.finetune("training.minutes=1", "data.valid_fraction=0", source=work.run("base"), name="scored")
@@ -270,9 +245,9 @@ def test_models_that_score_rows_have_the_schedule_of_the_run(work: Work, monkeyp
 
 
 @pytest.mark.parametrize("key", ["training.steps=9", "training.minutes=5"])
-def test_who_sets_a_length_of_a_table_sets_the_length(work: Work, key: str) -> None:
+def test_steps_or_minutes_of_a_table_take_the_place_of_epochs(work: Work, key: str) -> None:
     """No passes of the rule, or of the recipe, end it before."""
-    work.pretrain(name="base")
+    work.pretrain("training.steps=2", name="base")
     flags = [Setting("data.train", [str(pairs_of_any_length(work))], "TABLE")]
 
     def epochs(*settings: str) -> float | None:

@@ -15,7 +15,7 @@ from lmtool.training.data import TextData
 from lmtool.training.events import StepCompleted
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.train import train
-from tests.support.training import Work, after, documents, no_report, of_kind, words
+from tests.support.training import Work, after, no_report, of_kind
 
 
 @pytest.fixture
@@ -48,22 +48,20 @@ def validations(events: list[Any]) -> int:
 
 
 @pytest.mark.parametrize("length", ["training.steps=12", "training.minutes=0.005"])
-def test_of_pretraining(work: Work, calls: Counter[str], length: str) -> None:
+def test_pretraining_does_nothing_twice(work: Work, calls: Counter[str], length: str) -> None:
     """Also where the speed is measured, on which the length depends."""
     events = work.pretrain(length)
     assert calls == {"hashed": 1, "parsed": 1, "built": 1, "validated": validations(events)}
 
 
-@pytest.mark.parametrize("text", [documents(200), words(3000)], ids=["documents", "one text"])
-def test_of_the_default_recipe_which_depends_on_the_text(work: Work, calls: Counter[str], text: str) -> None:
-    work.text.write_text(text, encoding="utf-8")
+def test_pretraining_by_the_default_recipe_does_nothing_twice(work: Work, calls: Counter[str]) -> None:
     small = ("model.d_model=8", "model.n_layers=1", "model.context=16", "tokenizer.vocab_size=300")
     settings = parse_settings([*small, "training.steps=2"], [Setting("data.train", [str(work.text)], "TEXT")])
     events = list(train(plan_pretraining(None, None, settings, no_report), work.session()))
     assert calls == {"hashed": 1, "parsed": 1, "built": 1, "validated": validations(events)}
 
 
-def test_of_fine_tuning(work: Work, calls: Counter[str]) -> None:
+def test_fine_tuning_does_nothing_twice(work: Work, calls: Counter[str]) -> None:
     work.pretrain(name="base")
     calls.clear()
     events = work.finetune("data.valid_fraction=0.2", source=work.run("base"))
@@ -71,7 +69,7 @@ def test_of_fine_tuning(work: Work, calls: Counter[str]) -> None:
     assert calls == {"parsed": 2, "built": 1, "validated": validations(events)}
 
 
-def test_of_resuming(work: Work, calls: Counter[str]) -> None:
+def test_resuming_does_nothing_twice(work: Work, calls: Counter[str]) -> None:
     work.pretrain(stop=after(6))
     calls.clear()
     events = work.resume()

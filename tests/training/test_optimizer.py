@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU, ExecutionContext
-from lmtool.errors import CheckpointError
 from lmtool.model import LanguageModel
 from lmtool.model.layers.ngrams import find_ngram_embeddings
 from lmtool.recipe.spec.training import Tuning
@@ -21,7 +20,7 @@ from lmtool.training.optimizer import Optimizers
 from lmtool.training.updates import AdamUpdate, MomentumSgd, MuonMatrices, orthogonalise
 from tests.reference import optimizers as reference
 from tests.support import tiny
-from tests.support.cases import nightly_but
+from tests.support.errors import refuses
 from tests.support.optimizers import (
     MULTIPLIERS,
     Array,
@@ -35,25 +34,22 @@ from tests.support.optimizers import (
     weights_of,
 )
 
-SPECS: dict[str, dict[str, Any]] = {
-    "sgd": {"kind": "sgd", "lr": 0.1},
-    "sgd with decay": {"kind": "sgd", "lr": 0.1, "weight_decay": 0.3},
-    "momentum": {"kind": "sgd", "lr": 0.1, "momentum": 0.9},
-    "momentum with decay": {"kind": "sgd", "lr": 0.1, "momentum": 0.7, "weight_decay": 0.2},
-    "adam": {"kind": "adam", "lr": 0.05},
-    "adam with decay": {"kind": "adam", "lr": 0.05, "beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.2},
-    "adamw": {"kind": "adamw", "lr": 0.05, "beta2": 0.95, "weight_decay": 0.5},
-    "adamw without decay": {"kind": "adamw", "lr": 0.05, "eps": 1e-4, "weight_decay": 0.0},
+Fields = dict[str, Any]
+SPECS: dict[str, Fields] = {
+    "sgd": {"kind": "sgd", "lr": 0.1, "weight_decay": 0.3},
+    "momentum": {"kind": "sgd", "lr": 0.1, "momentum": 0.7, "weight_decay": 0.2},
+    "adam": {"kind": "adam", "lr": 0.05, "beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.2},
+    "adamw": {"kind": "adamw", "lr": 0.05},
 }
-ADAM: dict[str, Any] = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.2}
-TORCH_ADAM: dict[str, Any] = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.2, "fused": True}
-MUON: dict[str, Any] = {
-    "kind": "muon",
-    "lr": 0.02,
-    "momentum": 0.9,
-    "weight_decay": 0.3,
-    "adamw": {"lr": 1e-2, "beta2": 0.9, "weight_decay": 0.2},
-}
+SLOW_ADAMW: Fields = {"lr": 1e-2, "beta2": 0.9, "weight_decay": 0.2}
+MUON: Fields = {"kind": "muon", "lr": 0.02, "momentum": 0.9, "weight_decay": 0.3, "adamw": SLOW_ADAMW}
+ALL_SPECS = SPECS | {"muon": MUON}
+HALF = ExecutionContext(torch.device("cpu"), "float16")
+of_each_kind = pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
+
+
+def gpt(dtype: torch.dtype = torch.float32, **changes: Any) -> LanguageModel:
+    return tiny.model(dtype=dtype, tie_embeddings=False, **changes)
 
 
 def take_step(
@@ -70,25 +66,37 @@ def take_step(
     return optimizers.clip_and_step(rate, scale, limit, number)
 
 
+def learn_from_output(model: LanguageModel, optimizers: Optimizers, seed: int = 0, device: str = "cpu") -> None:
+    """Compute gradients of some loss."""
+    batch = Batch(tiny.tokens(2, 5, seed=seed)).to(torch.device(device))
+    optimizers.backward(model.logits(model(batch).hidden_BTD).square().mean())
+
+
+def norm_of(gradients: dict[str, Array]) -> Any:
+    return pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in gradients.values())))
+
+
+def changed(model: nn.Module, before: dict[str, Array]) -> set[str]:
+    return {name for name, w in weights_of(model).items() if not np.array_equal(w, before[name])}
+
+
 @pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS.keys())
-def test_several_steps_equal_the_plain_optimizer(fields: dict[str, Any]) -> None:
+def test_several_steps_equal_the_plain_optimizer(fields: Fields) -> None:
     """With changing learning rates, gradients summed over 8 targets; matrices decay, vectors do not."""
-    model = Toy()
-    before = weights_of(model)
+    model: Any = Toy()
+    before, gradients = weights_of(model), drawn_gradients(model, len(MULTIPLIERS))
     optimizers = Optimizers(spec_of(fields), model, CPU)
-    gradients = drawn_gradients(model, len(MULTIPLIERS))
     for multiplier, step in zip(MULTIPLIERS, gradients, strict=True):
         norm = take_step(model, optimizers, {name: 8 * g for name, g in step.items()}, multiplier, 1 / 8, None)
-        assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in step.values())))
+        assert norm == norm_of(step)
         assert all(parameter.grad is None for parameter in model.parameters())
     for name, w in weights_of(model).items():
         wanted = plain(fields, before[name], [step[name] for step in gradients], MULTIPLIERS)
         assert w == pytest.approx(wanted, rel=1e-9, abs=1e-12), name
 
 
-@pytest.mark.parametrize("fields", [SPECS["sgd"], SPECS["adamw"], MUON], ids=["sgd", "adamw", "muon"])
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_embeddings_of_ngrams_are_updated_by_adagrad(fields: dict[str, Any], is_sparse: bool) -> None:
+@pytest.mark.parametrize(("fields", "is_sparse"), [(SPECS["adamw"], False), (SPECS["sgd"], True), (MUON, True)])
+def test_embeddings_of_ngrams_are_updated_by_adagrad(fields: Fields, is_sparse: bool) -> None:
     """Whatever the optimizer, at its rate, without decay; a step has gradients of some rows, of some twice."""
     model = tiny.model(ngram_embedding={"entries": 6})
     (ngrams,) = find_ngram_embeddings(model)
@@ -101,22 +109,21 @@ def test_embeddings_of_ngrams_are_updated_by_adagrad(fields: dict[str, Any], is_
         grad = torch.sparse_coo_tensor(rows[None], 8 * values, (6, 16), check_invariants=True)
         gradients.append(grad.to_dense().numpy() / 8)
         ngrams.weight.grad = grad if is_sparse else grad.to_dense()
-        norm = optimizers.clip_and_step(multiplier, 1 / 8, None)
-        assert norm == pytest.approx(math.sqrt(float((gradients[-1] ** 2).sum())))
+        assert optimizers.clip_and_step(multiplier, 1 / 8, None) == norm_of({"": gradients[-1]})
     wanted = reference.row_adagrad(before, gradients, [fields["lr"] * multiplier for multiplier in MULTIPLIERS])
     np.testing.assert_allclose(ngrams.weight.detach().numpy(), wanted, rtol=1e-7)
     assert optimizers.state_tensors()["square/ngrams.weight"].shape == (6, 1)
 
 
-@pytest.mark.parametrize("limit", [0.1, 1.0, 3.0, 1e6, None])
+@pytest.mark.parametrize("limit", [0.1, 1e6, None])
 def test_clipping(limit: float | None) -> None:
     """g min(1, c / norm(g)), the norm over all parameters, reported before clipping, of the mean gradient."""
-    model = Toy()
+    model: Any = Toy()
     before = weights_of(model)
     (step,) = drawn_gradients(model, 1)
     descent = Optimizers(spec_of({"kind": "sgd", "lr": 1.0}), model, CPU)
     norm = take_step(model, descent, {name: 5 * g for name, g in step.items()}, scale=0.2, limit=limit)
-    assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in step.values())))
+    assert norm == norm_of(step)
     clipped = list(step.values()) if limit is None else reference.clipped(list(step.values()), limit)
     for (name, w), g in zip(weights_of(model).items(), clipped, strict=True):
         assert w == pytest.approx(before[name] - g)
@@ -126,7 +133,7 @@ def test_clipping(limit: float | None) -> None:
 @given(scale=st.floats(1e-6, 1e6), limit=st.floats(1e-3, 1e3))
 @example(scale=0.0, limit=1.0)
 def test_no_step_is_longer_than_the_limit(scale: float, limit: float) -> None:
-    model = Toy()
+    model: Any = Toy()
     before = weights_of(model)
     (step,) = drawn_gradients(model, 1)
     descent = Optimizers(spec_of({"kind": "sgd", "lr": 1.0}), model, CPU)
@@ -135,38 +142,16 @@ def test_no_step_is_longer_than_the_limit(scale: float, limit: float) -> None:
     assert moved == pytest.approx(min(norm, limit), rel=1e-4, abs=1e-9)
 
 
-def gpt(dtype: torch.dtype = torch.float32, **changes: Any) -> LanguageModel:
-    return tiny.model(dtype=dtype, tie_embeddings=False, **changes)
-
-
-ALL_SPECS = SPECS | {"muon": MUON}
-
-
-@pytest.mark.parametrize("fields", nightly_but(ALL_SPECS.values(), 0, 1, 3, 5, 7), ids=ALL_SPECS.keys())
-@pytest.mark.parametrize("value", nightly_but([math.nan, math.inf, -math.inf], 0, 1))
-def test_a_gradient_that_is_not_finite_changes_nothing(fields: dict[str, Any], value: float) -> None:
-    """Neither weights nor moments change, and the next step is as without the bad one."""
-    models = [gpt(), gpt()]
-    both = [Optimizers(spec_of(fields), model, CPU) for model in models]
-    good, bad, last = drawn_gradients(models[0], 3)
-    bad["head.own"][3, 2] = value
-    for model, optimizers, steps in zip(models, both, ([good, bad, last], [good, last]), strict=True):
-        norms = [take_step(model, optimizers, step) for step in steps]
-        assert [math.isfinite(norm) for norm in norms] == [step is not bad for step in steps]
-    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
-
-
-WAITING: dict[str, Any] = {"unfreeze_every": 2, "layer_decay": 0.7}
+WAITING: Fields = {"unfreeze_every": 2, "layer_decay": 0.7}
 RESUMED = [
-    *((fields, {}, n) for n in (0, 3) for fields in ALL_SPECS.values()),
-    *((fields, WAITING, n) for n in (0, 1, 3, 5) for fields in (SPECS["adamw"], SPECS["momentum"], MUON)),
+    *((fields, {}, n) for fields, n in zip(ALL_SPECS.values(), (0, 3, 3, 3, 3), strict=True)),
+    *((SPECS["momentum"], WAITING, n) for n in (0, 5)),
+    *((MUON, WAITING, n) for n in (1, 3)),
 ]
 
 
-@pytest.mark.parametrize(
-    ("fields", "tuning", "read_before"), nightly_but(RESUMED, 0, 3, 6, 8, 18, 19, 22, 23, 26, unpack=True)
-)
-def test_resumed_steps_are_equal_bit_for_bit(fields: dict[str, Any], tuning: dict[str, Any], read_before: int) -> None:
+@pytest.mark.parametrize(("fields", "tuning", "read_before"), RESUMED)
+def test_resumed_steps_are_equal_bit_for_bit(fields: Fields, tuning: Fields, read_before: int) -> None:
     """State is copied in float32, as in a file; also before the first step, and while layers wait."""
     model, other = gpt(), gpt()
     optimizers, resumed = (Optimizers(spec_of(fields), one, CPU, Tuning(**tuning)) for one in (model, other))
@@ -180,28 +165,11 @@ def test_resumed_steps_are_equal_bit_for_bit(fields: dict[str, Any], tuning: dic
     for number, step in gradients[read_before:]:
         for m, o in ((model, optimizers), (other, resumed)):
             take_step(m, o, step, 0.3, number=number)
-    for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b), name
-    one, two = (o.state_tensors() for o in (optimizers, resumed))
-    assert {name: tensor.tolist() for name, tensor in one.items()} == {
-        name: tensor.tolist() for name, tensor in two.items()
-    }
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+    one, two = ({key: t.tolist() for key, t in o.state_tensors().items()} for o in (optimizers, resumed))
+    assert one == two
     # the loaded tensors are not modified: they may be memory-mapped
     assert kept == {name: tensor.tolist() for name, tensor in saved.items()}
-
-
-def test_state_names_moment_and_parameter() -> None:
-    model = gpt()
-    optimizers = Optimizers(spec_of(MUON), model, CPU)
-    assert optimizers.state_tensors() == {}
-    take_step(model, optimizers, drawn_gradients(model, 1)[0])
-    names = set(optimizers.state_tensors())
-    assert "momentum/stack.sublayers.0.mixer.qkv.weight" in names
-    assert {"exp_avg/head.own", "exp_avg_sq/head.own", "step/head.own"} <= names
-    assert {name.partition("/")[2] for name in names} == {name for name, _ in model.named_parameters()}
-    plain_descent = Optimizers(spec_of(SPECS["sgd"]), model, CPU)
-    take_step(model, plain_descent, drawn_gradients(model, 1)[0])
-    assert plain_descent.state_tensors() == {}
 
 
 @pytest.mark.parametrize(
@@ -227,12 +195,15 @@ def test_forged_moments_are_refused(moment: str, forged: Callable[[Tensor], Tens
         del state[key]
     else:
         state[key] = forged(weight.detach())
-    with pytest.raises(CheckpointError, match=key) as caught:
+    with refuses("checkpoint") as caught:
         Optimizers(spec_of(SPECS["adamw"]), model, CPU).load_state(state, 1, "here")
-    assert len(caught.value.lines()) == 3
+    assert key in str(caught.value)
 
 
-RULES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+ADAM: Fields = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.2}
+TORCH_ADAM: Fields = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.2, "fused": True}
+Make = Callable[[nn.Parameter], Any]
+RULES: dict[str, tuple[Make, Make]] = {
     "adam": (
         lambda p: AdamUpdate([{"params": [p]}], decoupled=False, **ADAM),
         lambda p: torch.optim.Adam([p], **TORCH_ADAM),
@@ -248,96 +219,58 @@ RULES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("make_ours", "make_theirs"), RULES.values(), ids=RULES.keys())
-def test_the_bits_are_those_of_torch(make_ours: Callable[[Any], Any], make_theirs: Callable[[Any], Any]) -> None:
-    """With changing learning rates."""
-    weights = []
-    for make in (make_ours, make_theirs):
-        generator = torch.Generator().manual_seed(0)
-        parameter = nn.Parameter(torch.randn(37, 11, generator=generator))
-        rule = make(parameter)
-        rate = rule.param_groups[0]["lr"]
-        for multiplier in MULTIPLIERS:
-            parameter.grad = torch.randn(37, 11, generator=generator)
-            rule.param_groups[0]["lr"] = rate * multiplier
-            rule.step()
-        weights.append(parameter.detach())
-    assert torch.equal(*weights)
-
-
-@settings(max_examples=40, deadline=None)
-@given(rows=st.integers(1, 24), columns=st.integers(1, 24), scale=st.floats(1e-6, 1e6), seed=st.integers(0, 99))
-def test_orthogonalised_singular_values(rows: int, columns: int, scale: float, seed: int) -> None:
-    matrix = conditioned(rows, columns, 0.1, seed)
-    singular = torch.linalg.svdvals(orthogonalise((scale * matrix)[None])[0])
-    assert float(singular.min()) > 0.65
-    assert float(singular.max()) < 1.25
-
-
-@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4), (1, 5), (5, 1)])
-def test_orthogonalised_keeps_its_singular_vectors(shape: tuple[int, int]) -> None:
-    """Against the same polynomial of exact singular values; bfloat16 has an error of about 0.01."""
-    matrices = torch.stack([*(conditioned(*shape, 0.2, seed) for seed in range(5)), torch.zeros(shape)])
-    together = orthogonalise(matrices)
-    assert together.dtype == torch.float32
-    assert together.shape == matrices.shape
-    assert not together[5].any(), "zero stays zero"
-    for matrix, ours in zip(matrices[:5], together[:5], strict=True):
-        wanted = reference.orthogonalised(matrix.double().numpy())
-        assert float(np.linalg.norm(ours.double().numpy() - wanted)) < 0.05 * np.linalg.norm(wanted)
-
-
-SETTINGS = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.3}
-
-
-def muon_matrix(shape: tuple[int, int], make: Callable[[nn.Parameter], Any]) -> Tensor:
+def after_steps(make: Make, start: Tensor, gradients: list[Tensor]) -> Tensor:
     """A matrix after several steps of an optimizer with changing learning rates."""
-    parameter = nn.Parameter(conditioned(*shape, 0.5, 50))
+    parameter = nn.Parameter(start.clone())
     optimizer = make(parameter)
-    for multiplier, gradient in zip(MULTIPLIERS, gradients_like(shape, 6), strict=True):
-        optimizer.param_groups[0]["lr"] = 0.02 * multiplier
+    rate = optimizer.param_groups[0]["lr"]
+    for multiplier, gradient in zip(MULTIPLIERS, gradients, strict=True):
+        optimizer.param_groups[0]["lr"] = rate * multiplier
         parameter.grad = gradient.clone()
         optimizer.step()
     return parameter.detach()
 
 
-@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (12, 4)])
-def test_muon_equals_the_plain_one(shape: tuple[int, int]) -> None:
-    ours = muon_matrix(shape, lambda p: MuonMatrices([{"params": [p]}], {p: [shape[0]]}, **SETTINGS))
-    gradients = [g.double().numpy() for g in gradients_like(shape, 6)]
-    start = conditioned(*shape, 0.5, 50).double().numpy()
-    wanted = reference.muon(start, gradients, [0.02 * share for share in MULTIPLIERS], 0.95, 0.3)
-    moved = np.linalg.norm(wanted - start)
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())
+def test_the_bits_are_those_of_torch(rules: tuple[Make, Make]) -> None:
+    start, *gradients = torch.randn(1 + len(MULTIPLIERS), 37, 11, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(*(after_steps(make, start, gradients) for make in rules))
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 24), columns=st.integers(1, 24), scale=st.floats(1e-6, 1e6), seed=st.integers(0, 99))
+def test_orthogonalised_matrices_have_their_singular_vectors_and_values_near_1(
+    rows: int, columns: int, scale: float, seed: int
+) -> None:
+    """Against the same polynomial of exact singular values; bfloat16 has an error of about 0.01."""
+    matrix = conditioned(rows, columns, 0.2, seed)
+    found, zeros = orthogonalise(torch.stack([scale * matrix, torch.zeros(rows, columns)]))
+    assert found.dtype == torch.float32
+    assert not zeros.any()
+    wanted = reference.orthogonalised(matrix.double().numpy())
+    assert float(np.linalg.norm(found.double().numpy() - wanted)) < 0.05 * np.linalg.norm(wanted)
+    singular = torch.linalg.svdvals(found)
+    assert 0.65 < float(singular.min()) <= float(singular.max()) < 1.25
+
+
+SETTINGS: Fields = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.3}
+
+
+@pytest.mark.parametrize(("shape", "in_bfloat16"), [((6, 6), False), ((4, 9), True), ((12, 4), True)])
+def test_muon_equals_the_plain_one(shape: tuple[int, int], in_bfloat16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch computes in bfloat16 on any processor."""
+    monkeypatch.setattr("lmtool.training.updates.has_fast_bfloat16", lambda device: in_bfloat16)
+    start, gradients = conditioned(*shape, 0.5, 50), gradients_like(shape, len(MULTIPLIERS))
+    ours = after_steps(lambda p: MuonMatrices([{"params": [p]}], {p: [shape[0]]}, **SETTINGS), start, gradients)
+    rates, as_arrays = [0.02 * share for share in MULTIPLIERS], [g.double().numpy() for g in gradients]
+    wanted = reference.muon(start.double().numpy(), as_arrays, rates, 0.95, 0.3)
+    moved = np.linalg.norm(wanted - start.double().numpy())
     assert np.linalg.norm(ours.double().numpy() - wanted) < 0.02 * moved
-    theirs = muon_matrix(shape, lambda p: torch.optim.Muon([p], lr=0.02, momentum=0.95, weight_decay=0.3))
+    theirs = after_steps(lambda p: torch.optim.Muon([p], **SETTINGS), start, gradients)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize(("in_bfloat16", "near"), [(True, 1e-4), (False, 2e-3)])
-def test_muon_takes_joined_matrices_apart(in_bfloat16: bool, near: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a fused matrix are updated as if each part were a matrix of its own, whatever the others' gradients.
-
-    PyTorch computes in bfloat16 on any processor.
-    """
-    monkeypatch.setattr("lmtool.training.updates.has_fast_bfloat16", lambda device: in_bfloat16)
-    rows = [6, 2, 2]
-    start, gradient = conditioned(10, 6, 0.5, 1), conditioned(10, 6, 0.2, 2)
-    gradient[6:8] *= 1e-4
-    joined = nn.Parameter(start.clone())
-    joined.grad = gradient.clone()
-    MuonMatrices([{"params": [joined]}], {joined: rows}, **SETTINGS | {"weight_decay": 0.0}).step()
-    for part, part_start, part_gradient in zip(
-        torch.split(joined.detach(), rows), torch.split(start, rows), torch.split(gradient, rows), strict=True
-    ):
-        alone = nn.Parameter(part_start.clone())
-        alone.grad = part_gradient.clone()
-        torch.optim.Muon([alone], lr=0.02, momentum=0.95, weight_decay=0.0).step()
-        torch.testing.assert_close(part, alone.detach(), rtol=0, atol=near)
-        moved = torch.linalg.svdvals((part_start - part) / 0.02)
-        assert 0.65 < float(moved.min()) <= float(moved.max()) < 1.25
-
-
-LAYERS: dict[str, dict[str, Any]] = {
+LAYERS: dict[str, Fields] = {
     **{name: {"activation": name, "n_kv_heads": 2, "d_ff": 24} for name in ("gelu", "swiglu")},
     **{cell: {**tiny.RECURRENT, "cell": cell, "d_model": 12} for cell in ("rnn", "gru", "lstm")},
 }
@@ -377,26 +310,19 @@ def test_muon_moves_the_matrices_of_layers_part_by_part_and_adamw_the_rest(layer
     assert len(matrices) == (4 if ".weight_" in min(matrices) else 8)
 
 
-# float16
-
-
-HALF = ExecutionContext(torch.device("cpu"), "float16")
-
-
-@pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
-def test_scaled_gradients_give_the_same_step(fields: dict[str, Any]) -> None:
+@of_each_kind
+def test_scaled_gradients_give_the_same_step(fields: Fields) -> None:
     """The loss scale of float16 is a power of two, so it does not affect norm or weights."""
     results = []
     for compute in (CPU, HALF):
         model = gpt()
         optimizers = Optimizers(spec_of(fields), model, compute)
         for _ in range(3):
-            optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5))).hidden_BTD).square().mean())
+            learn_from_output(model, optimizers)
             norm = optimizers.clip_and_step(0.5, 0.25, 1.0)
         results.append((norm, [parameter.detach() for parameter in model.parameters()]))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
-    for one, two in zip(results[0][1], results[1][1], strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-3, atol=1e-4)
 
 
 def test_an_overflow_halves_the_scale_and_changes_no_weight() -> None:
@@ -406,32 +332,29 @@ def test_an_overflow_halves_the_scale_and_changes_no_weight() -> None:
     scale = float(optimizers.state_tensors()["scaler/scale"])
     optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5))).hidden_BTD).sum() * 3e38)
     assert not math.isfinite(optimizers.clip_and_step(1.0, 1.0, 1.0))
-    assert all(np.array_equal(w, before[name]) for name, w in weights_of(model).items())
-    assert float(optimizers.state_tensors()["scaler/scale"]) == scale / 2
+    assert changed(model, before) == set()
     other = Optimizers(spec_of(MUON), gpt(), HALF)
     other.load_state(optimizers.state_tensors())
     assert float(other.state_tensors()["scaler/scale"]) == scale / 2
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
+@of_each_kind
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_steps_on_a_gpu_equal_those_on_the_cpu(fields: dict[str, Any], precision: str) -> None:
+def test_steps_on_a_gpu_equal_those_on_the_cpu(fields: Fields, precision: str) -> None:
     results = []
     for compute in (CPU, ExecutionContext(torch.device("cuda"), precision)):
         model = gpt().to(compute.device)
         optimizers = Optimizers(spec_of(fields), model, compute)
         for step in range(3):
-            hidden = model(Batch(tiny.tokens(2, 5, seed=step)).to(compute.device)).hidden_BTD
-            optimizers.backward(model.logits(hidden).square().mean())
+            learn_from_output(model, optimizers, step, compute.device.type)
             optimizers.clip_and_step(0.5, 1.0, 1.0)
         again = Optimizers(spec_of(fields), model, compute)
         again.load_state({name: tensor.cpu() for name, tensor in optimizers.state_tensors().items()})
-        optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)).to(compute.device)).hidden_BTD).square().mean())
+        learn_from_output(model, optimizers, device=compute.device.type)
         again.clip_and_step(0.5, 1.0, 1.0)
         results.append([parameter.detach().cpu() for parameter in model.parameters()])
-    for one, two in zip(*results, strict=True):
-        torch.testing.assert_close(one, two, rtol=2e-2, atol=2e-3)
+    torch.testing.assert_close(*results, rtol=2e-2, atol=2e-3)
 
 
 # Learning rates by layer
@@ -446,12 +369,10 @@ def depth_of(name: str) -> int:
     return 2 if name.startswith("stack.norm") else 3
 
 
-@pytest.mark.parametrize(
-    "tuning", [{"layer_decay": 0.6}, {"unfreeze_every": 2}, {"layer_decay": 0.6, "unfreeze_every": 2}]
-)
+@pytest.mark.parametrize("tuning", [{"layer_decay": 0.6}, {"layer_decay": 0.6, "unfreeze_every": 2}])
 @pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS.keys())
 def test_a_layer_learns_as_by_a_plain_optimizer_at_its_rate_from_its_first_step_on(
-    fields: dict[str, Any], tuning: dict[str, Any]
+    fields: Fields, tuning: Fields
 ) -> None:
     """k layers below the head, the rate is d^k times the head's, and the first step is the one after 2 k."""
     model = gpt(torch.float64)
@@ -461,10 +382,9 @@ def test_a_layer_learns_as_by_a_plain_optimizer_at_its_rate_from_its_first_step_
     first = {name: tuning.get("unfreeze_every", 0) * (3 - depth_of(name)) for name in before}
     for number, (step, share) in enumerate(zip(steps, shares, strict=True)):
         norm = take_step(model, optimizers, step, share, number=number, limit=None)
-        learning = [g for name, g in step.items() if number >= first[name]]
-        assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in learning)))
+        assert norm == norm_of({name: g for name, g in step.items() if number >= first[name]})
     for name, w in weights_of(model).items():
-        rates = [share * tuning.get("layer_decay", 1) ** (3 - depth_of(name)) for share in shares]
+        rates = [share * tuning["layer_decay"] ** (3 - depth_of(name)) for share in shares]
         own = [step[name] for step in steps]
         wanted = plain(fields, before[name], own[first[name] :], rates[first[name] :])
         np.testing.assert_allclose(w, wanted, rtol=1e-6, atol=1e-8, err_msg=name)
@@ -493,29 +413,19 @@ def test_state_that_lacks_what_has_learnt_is_refused() -> None:
     fresh = Optimizers(spec_of(SPECS["adamw"]), gpt(), CPU, Tuning(unfreeze_every=2))
     fresh.load_state(state, 2)
     # after a third step the upper layer would have been trained as well
-    with pytest.raises(CheckpointError, match=r"/stack.* is missing"):
+    with refuses("checkpoint") as caught:
         fresh.load_state(state, 3)
+    assert "/stack." in str(caught.value)
 
 
-def test_what_does_not_learn_has_no_optimizer() -> None:
-    model = gpt()
-    model.get_submodule("stack").requires_grad_(False)
-    optimizers = Optimizers(spec_of(MUON), model, CPU)
-    before = weights_of(model)
-    take_step(model, optimizers, drawn_gradients(model, 1)[0])
-    changed = {name for name, w in weights_of(model).items() if not np.array_equal(w, before[name])}
-    assert changed == {name for name in before if not name.startswith("stack.")}
-
-
-@pytest.mark.parametrize("compute", [CPU, HALF], ids=["float32", "float16"])
-def test_an_optimizer_all_of_whose_layers_wait_rests(compute: ExecutionContext) -> None:
+def test_an_optimizer_whose_layers_all_wait_does_nothing() -> None:
     """Muon's matrices are all in layers, which begin after the head."""
     model = gpt()
-    optimizers = Optimizers(spec_of(MUON), model, compute, Tuning(unfreeze_every=2))
+    optimizers = Optimizers(spec_of(MUON), model, HALF, Tuning(unfreeze_every=2))
     for number in range(3):
         before = weights_of(model)
-        optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5))).hidden_BTD).square().mean())
+        learn_from_output(model, optimizers)
         assert optimizers.clip_and_step(1.0, 1.0, None, number) > 0
-        changed = {name for name, w in weights_of(model).items() if not np.array_equal(w, before[name])}
-        assert any("mixer" in name for name in changed) == (number == 2)
-        assert "head.own" in changed
+        moved = changed(model, before)
+        assert any("mixer" in name for name in moved) == (number == 2)
+        assert "head.own" in moved

@@ -1,21 +1,18 @@
-"""Two processes train as one does: started by torchrun, and once, for several commands, by a fork."""
+"""Signals to training programs, and two processes that train as one; tests/crossings has more of these."""
 
-import csv
-import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
 from lmtool.runs.directory import Run
-from lmtool.runs.load import load_run
-from lmtool.tasks.predict import predict_table_lazily
 from tests.support.processes import TOGETHER, rank
-from tests.support.training import Work, after, ended, metrics, read_metrics_json, warnings_in, words, write_table
-from tests.training.programs import FORKED, TORCHRUN, output, pretraining, saved, start, wait_until
+from tests.support.training import Work, after, ended, lasting, metrics, warnings_in, write_table
+from tests.training.programs import FORKED, LMTOOL, TORCHRUN, output, pretraining, saved, start, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -74,41 +71,70 @@ def test_two_processes(work: Work) -> None:
     assert ended(work.resume(f"training.steps={left[-1][0] + 2}")).reason == "finished"
 
 
-STILL = ("model.dropout=0", "objective={kind: classification, dropout: 0}", "training.epochs=null")
+LONG = ("training.steps=100000", "evaluation.every=7", "checkpoint.every=5")
 
 
-@pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Work:
-    """A folder in which a group of two processes did some commands; N.stdout and N.stderr are what they wrote."""
-    work = Work(tmp_path_factory.mktemp("group"))
-    write_table(work.folder / "table.csv", (f"the cat {words(1 + i % 7, i)} {i},{'ab'[i % 2]}" for i in range(61)))
-    settings = [word for override in STILL for word in ("-s", override)]
-    commands = [
-        ["finetune", "table.csv", "--recipe", str(work.recipe), "-o", str(work.run("tuned")), *settings],
-        ["resume", str(work.run("tuned"))],
-        ["predict", str(work.run("tuned")), "table.csv", "-o", "out.csv"],
-    ]
-    process = start(work, ["-m", "tests.training.commands", json.dumps(commands)], ["sklearn.metrics", *IMPORTS])
-    assert process.wait() == 0, [output(work), *((path, path.read_text()) for path in work.folder.glob("*.stderr"))]
-    return work
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_finishes_the_step_and_saves(work: Work, number: signal.Signals, code: int) -> None:
+    process = start(work, [*LMTOOL, *pretraining(work, *LONG)])
+    wait_until(saved(work.run(), 5), process, work)
+    process.send_signal(number)
+    assert process.wait() == code
+    stdout, stderr = output(work)
+    assert stdout == f"{work.run()}\n"
+    assert "Traceback" not in stderr
+    step = list_checkpoints(work.run() / "checkpoints")[-1][0]
+    assert f"interrupted and saved at step {step}" in stderr
+    assert metrics(work.run())[-1]["step"] == step
+    assert Run.open(work.run()).state == "stopped"
+    # and it equals the run of a session in this process
+    work.pretrain(*LONG, name="here", stop=after(step))
+    assert lasting(work.run(), step) == lasting(work.run("here"), step)
 
 
-def test_tables_are_learned_measured_and_answered_by_two(group: Work) -> None:
-    """And told by one of them."""
-    stdout = (group.folder / "0.stdout").read_text()
-    assert stdout.count("validation: 6 rows") == 1
-    assert stdout.splitlines()[-1] == str(group.run("tuned"))
-    assert (group.folder / "1.stdout").read_text().count(str(group.run("tuned"))) == 1
-    assert (group.folder / "1.stderr").read_text().count("has completed all 12 steps") == 1
-    group.learn_table(group.recipe, group.folder / "table.csv", *STILL, name="tuned by one")
-    found, expected = (read_metrics_json(group.run(name)) for name in ("tuned", "tuned by one"))
-    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-4)
-    assert found["confusion"] == expected["confusion"]
+STUCK = """
+import time
+from pathlib import Path
+from lmtool.training.data import TextData
+validate = TextData.validate
+def stuck(*arguments):
+    if list(Path("run/checkpoints").glob("step-*")):  # before that, the speed is measured
+        time.sleep(1e6)
+    return validate(*arguments)
+TextData.validate = stuck
+from lmtool.cli import main
+main()
+"""
 
-    with (group.folder / "out.csv").open(newline="", encoding="utf-8") as file:
-        answers = [list(row.values())[2:] for row in csv.DictReader(file)]
-    loaded = load_run(str(group.run("tuned")))
-    alone = [cells for _, cells in predict_table_lazily(loaded, str(group.folder / "table.csv")).rows]
-    assert [row[0] for row in answers] == [cells[0] for cells in alone]
-    for row, cells in zip(answers, alone, strict=True):
-        assert [float(p) for p in row[1:]] == pytest.approx([float(str(p)) for p in cells[1:]], abs=1e-5)
+
+def test_a_second_signal_leaves_at_once(work: Work) -> None:
+    """While a validation hangs, whose step was saved before."""
+    process = start(work, ["-c", STUCK, *pretraining(work, "training.steps=50", "evaluation.every=6")])
+    wait_until(saved(work.run(), 6), process, work)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None, "the first signal waits for the step"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    (*_, (step, path)) = list_checkpoints(work.run() / "checkpoints")
+    assert (step, open_and_verify_checkpoint(path).step) == (6, 6)
+    assert [record["step"] for record in metrics(work.run())] == list(range(1, 6))
+    assert ended(work.resume("training.steps=8")).step == 8
+
+
+def test_a_signal_ends_all_seeds(work: Work) -> None:
+    """The current run is saved; no other is started after it."""
+    work.pretrain("training.steps=1", name="base")
+    rows = (f"the cat {'ran' if i % 2 else 'sat'} {i},{'ab'[i % 2]}" for i in range(60))
+    write_table(work.folder / "table.csv", rows)
+    settings = ("-s", "checkpoint.every=5", "-s", "training.device=cpu", "-s", "training.precision=float32")
+    seeds = ("--seeds", "3", "--epochs", "100000", "-o", str(work.run()))
+    process = start(work, [*LMTOOL, "finetune", "table.csv", "--from", str(work.run("base")), *seeds, *settings])
+    wait_until(saved(work.run() / "seed-1", 5), process, work)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    stdout, stderr = output(work)
+    assert "interrupted and saved at step" in stderr
+    assert stdout == f"{work.run() / 'seed-1'}\n"
+    assert [path.name for path in work.run().iterdir()] == ["seed-1"]
+    assert Run.open(work.run() / "seed-1").state == "stopped"

@@ -4,6 +4,7 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from lmtool.report.training import render_runs_page
 from lmtool.runs.directory import PROFILE, Run
 from lmtool.runs.history import RunHistory
 from lmtool.training.events import Info, TrainingStarted
-from tests.support.cli import CommandLine
+from lmtool.training.job import SessionOptions
 from tests.support.processes import TOGETHER
 from tests.support.training import Work, after, lasting, metrics, of_kind, warnings_in
 from tests.training.programs import TORCHRUN, output, pretraining, start
@@ -23,7 +24,7 @@ from tests.training.programs import TORCHRUN, output, pretraining, start
 class ProfiledWork(Work):
     """Work of which each session is profiled."""
 
-    def session(self, *args, **named):
+    def session(self, *args: Any, **named: Any) -> SessionOptions:
         return replace(super().session(*args, **named), profiles=True)
 
 
@@ -60,19 +61,6 @@ def test_a_session_of_too_few_steps_and_a_folder_that_cannot_be_made_are_warning
     assert str(work.run() / PROFILE) in warning
 
 
-def test_the_commands_have_the_option(
-    work: Work, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A removed run takes its traces with it."""
-    lmtool = CommandLine(capsys, monkeypatch)
-    told = lmtool.succeeds(*pretraining(work), "--profile")
-    assert str(work.run() / PROFILE) in told.err
-    lmtool.succeeds("resume", work.run(), "-s", "training.steps=+6", "--profile")
-    assert len(list((work.run() / PROFILE).iterdir())) == 2
-    lmtool.succeeds("runs", "rm", work.run(), "--yes")
-    assert not work.run().exists()
-
-
 @pytest.mark.system
 def test_each_process_writes_its_own_trace(work: Work) -> None:
     process = start(work, [*TORCHRUN, *pretraining(work, *TOGETHER), "--profile"])
@@ -83,7 +71,10 @@ def test_each_process_writes_its_own_trace(work: Work) -> None:
 
 
 def test_utilization_is_the_share_of_the_speed_at_the_peak(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU whose peak is 1e9 FLOP/s stands in for this device, a CPU, of which nothing is said."""
+    """A GPU whose peak is 1e9 FLOP/s stands in for this device, a CPU, of which nothing is said.
+
+    Nor is anything said of runs of which weights are frozen or rows are of a table.
+    """
     assert [event.peak_speed for event in of_kind(work.pretrain(name="unknown"), TrainingStarted)] == [None]
     assert all("mfu" not in record for record in metrics(work.run("unknown")))
     assert "Utilization over steps" not in render_runs_page([RunHistory.from_run(Run.open(work.run("unknown")))])
@@ -94,17 +85,9 @@ def test_utilization_is_the_share_of_the_speed_at_the_peak(work: Work, monkeypat
     for record in metrics(work.run()):
         assert record["mfu"] == pytest.approx(record["tokens_per_second"] / plan.peak_speed, abs=1e-3)
     assert "Utilization over steps" in render_runs_page([RunHistory.from_run(Run.open(work.run()))])
-
-
-def test_it_is_not_known_where_weights_are_frozen_or_rows_are_of_a_table(
-    work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work.pretrain()
-    monkeypatch.setattr(ExecutionContext, "total_peak_flops", 1e9)
-    for told in (
-        work.pretrain("tuning.lora={rank: 2}", source=work.run(), name="lora"),
-        work.finetune(source=work.run()),
-    ):
+    frozen = work.pretrain("tuning.lora={rank: 2}", source=work.run(), name="lora")
+    of_rows = work.finetune("data.valid_fraction=0.2", source=work.run())
+    for told in (frozen, of_rows):
         assert [event.peak_speed for event in of_kind(told, TrainingStarted)] == [None]
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lmtool.errors import RecipeError
 from lmtool.recipe.load import load
+from tests.support.errors import refuses
 
 CLASSES = "objective.kind=classification"
 LORA = "tuning.lora={rank: 3, dropout: 0.1}"
@@ -33,8 +33,8 @@ MIXED = "data.mixture={web.txt: 1}"
         ([CARRIED, LSTM, CLASSES], "objective classification reads rows"),
         ([CARRIED, LSTM, "objective.kind=seq2seq"], "objective seq2seq reads rows"),
         ([CARRIED, "model.n_layers=1"], "for a recurrent decoder"),
-        ([TAUGHT, CARRIED, LSTM], r"distillation\.teacher"),
-        ([TAUGHT, "training.compile=true"], r"distillation\.teacher"),
+        ([TAUGHT, CARRIED, LSTM], "distillation.teacher"),
+        ([TAUGHT, "training.compile=true"], "distillation.teacher"),
         ([MIXED, "data.train=text.txt"], "mixture: names the texts itself"),
         ([MIXED.replace("1", "0")], "above 0"),
         ([MIXED, "model={kind: ngram, order: 2}", "objective.kind=causal"], "ngram"),
@@ -42,11 +42,12 @@ MIXED = "data.mixture={web.txt: 1}"
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with refuses("recipe") as caught:
         load("tiny", overrides)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("frozen", ["body", "embeddings"])
 def test_features_that_are_not_learnt_are_not_frozen(frozen: str) -> None:
-    with pytest.raises(RecipeError, match="has no effect on one_hot features"):
+    with refuses("recipe"):
         load("linear", [f"tuning.freeze={frozen}"])

@@ -5,8 +5,6 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from lmtool.recipe.load import load
@@ -31,7 +29,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("done", [1, 3, 4, 10, 16, 30, 39])
+@pytest.mark.parametrize("done", [1, 3, 4, 16, 39])
 def test_the_shortest_run_with_the_same_steps(name: str, done: int) -> None:
     """Bit for bit: with fewer steps in all a rate differs, with as many or more none does."""
     recipe = load("tiny", [f"schedule={json.dumps(SCHEDULES[name])}", "training.steps=40"]).recipe
@@ -57,10 +55,10 @@ def test_the_pace_follows_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten steps in 20 s: 100 s hold 50; never fewer than those whose rates were the same, nor more than allowed."""
     monkeypatch.setattr(time, "perf_counter", lambda: 20.0)
 
-    def steps(until: float, planned: int, most: int = 10**9, done: int = 10) -> int:
+    def steps(until: float, planned: int, most: int = 10**9) -> int:
         schedule = "{kind: linear, warmup_steps: 5, decay_fraction: 0.5}"
         recipe = load("tiny", [f"schedule={schedule}", f"training.steps={planned}"]).recipe
-        return count_steps_by_deadline(recipe, done, 0.0, until, most)
+        return count_steps_by_deadline(recipe, 10, 0.0, until, most)
 
     assert steps(100.0, 30) == steps(100.0, 200) == 50
     assert steps(100.0, 49) == 49
@@ -69,20 +67,16 @@ def test_the_pace_follows_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps(100.0, 14) == 14
 
 
-def test_a_rate_of_another_schedule_is_doubted() -> None:
+def test_an_inverse_square_root_at_the_rate_of_another_schedule_is_doubted() -> None:
     def told(lr: float, kind: str = "inverse-square-root") -> str | None:
         overrides = [f"optimizer.lr={lr}", f"schedule={{kind: {kind}, warmup_steps: 400}}", "model.d_model=64"]
         return tiny_inverse_sqrt_rate_warning(load("transformer-tiny", overrides).recipe)
 
-    said = told(1e-3)
-    assert said is not None
-    assert "optimizer.lr 0.001" in said
-    assert f"{1e-3 * reference.inverse_square_root(400, 64, 400):.2g} at most; take" in said
-    assert told(1.0) is None
-    assert told(1e-3, "cosine") is None
+    assert f"{1e-3 * reference.inverse_square_root(400, 64, 400):.2g} at most; take" in (told(1e-3) or "")
+    assert told(1.0) is told(1e-3, "cosine") is None
 
 
-sizes = pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (2, 0), (7, 0), (7, 1), (20, 5), (20, 19), (100, 10)])
+sizes = pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (2, 0), (7, 1), (20, 19), (100, 10)])
 
 
 @sizes
@@ -103,38 +97,12 @@ def test_linear(steps: int, warmup: int, final: float) -> None:
 @pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
 def test_cosine(steps: int, warmup: int, final: float) -> None:
     wanted = [reference.cosine(t, steps, warmup, final) for t in range(1, steps + 1)]
-    found = rates(steps, kind="cosine", warmup_steps=warmup, final_fraction=final)
-    assert found == pytest.approx(wanted)
+    assert rates(steps, kind="cosine", warmup_steps=warmup, final_fraction=final) == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("steps", [1, 50, 200])
-@pytest.mark.parametrize("warmup", [1, 20])
-@pytest.mark.parametrize("d_model", [1, 64, 512])
+@pytest.mark.parametrize(("steps", "warmup", "d_model"), [(1, 1, 1), (50, 1, 64), (200, 20, 512), (1, 20, 64)])
 def test_inverse_square_root(steps: int, warmup: int, d_model: int) -> None:
     wanted = [reference.inverse_square_root(t, d_model, warmup) for t in range(1, steps + 1)]
     found = rates(steps, d_model, kind="inverse-square-root", warmup_steps=warmup)
     assert found == pytest.approx(wanted)
     assert found.index(max(found)) == min(warmup, steps) - 1
-
-
-SHARES = st.fixed_dictionaries(
-    {
-        "kind": st.sampled_from(["linear", "cosine"]),
-        "warmup_steps": st.integers(0, 150),
-        "final_fraction": st.floats(0, 1),
-    }
-) | st.fixed_dictionaries({"kind": st.just("constant"), "warmup_steps": st.integers(0, 150)})
-
-
-@given(fields=SHARES, steps=st.integers(1, 120))
-def test_shares_of_the_peak(fields: dict[str, Any], steps: int) -> None:
-    """Positive to the last step, at most 1, increasing in the warm-up, then falling to the final share at most."""
-    found = rates(steps, **fields)
-    assert all(0 < rate <= 1 for rate in found)
-    warmup = fields["warmup_steps"]
-    assert found[:warmup] == sorted(found[:warmup])
-    # equal up to rounding
-    assert all(later <= rate + 1e-12 for rate, later in zip(found[warmup:], found[warmup + 1 :], strict=False))
-    assert all(rate >= fields.get("final_fraction", 0) - 1e-12 for rate in found[warmup:])
-    if steps >= warmup:
-        assert max(found) == pytest.approx(1)

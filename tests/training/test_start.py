@@ -1,10 +1,11 @@
-"""Training sessions in one process: events, saved files, and resuming."""
+"""Training sessions in one process: events, saved files, resuming, and errors of the system."""
 
 import errno
 import json
 import os
 import re
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -13,19 +14,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from typer.testing import CliRunner
 
 from lmtool.batch import Batch
 from lmtool.cli import app
 from lmtool.compute.device import CPU
 from lmtool.compute.processes import PeerEnded, World
-from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
+from lmtool.errors import ResourceError
+from lmtool.recipe.load import load
 from lmtool.recipe.spec.training import Checkpointing
-from lmtool.runs import load
+from lmtool.runs import load as loading
 from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
 from lmtool.runs.directory import Run
 from lmtool.runs.load import build_model, load_run
+from lmtool.runs.log import RunLog
 from lmtool.storage import durable
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import plan
@@ -33,8 +35,7 @@ from lmtool.training.checkpoint_manager import CheckpointManager, TrainerState
 from lmtool.training.events import CheckpointSaved, RunAlreadyFinished, SampleGenerated, StepCompleted, TrainingStarted
 from lmtool.training.resuming import resume
 from tests.support import tiny
-from tests.support.cases import nightly_but
-from tests.support.damage import flip_bit
+from tests.support.errors import refuses
 from tests.support.training import (
     Work,
     after,
@@ -51,7 +52,6 @@ from tests.support.training import (
 )
 from tests.training.conftest import Script
 
-MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}"
 PROMPTS = "evaluation.prompts=[the, a cat]"
 
 
@@ -106,14 +106,9 @@ def test_training_stops_when_patience_runs_out(work: Work, validations: Script) 
 
 
 def test_numerical_errors_leave_the_last_checkpoint(work: Work) -> None:
-    ruin = (
-        "optimizer={kind: sgd, lr: 1e30}",
-        "training.clip_norm=null",
-        "checkpoint.every=1",
-        "schedule.warmup_steps=0",
-    )
-    with pytest.raises(NumericalError, match=r"step \d+ is (nan|inf)") as caught:
-        work.pretrain(*ruin)
+    ruin = ("optimizer={kind: sgd, lr: 1e30}", "training.clip_norm=null", "checkpoint.every=1")
+    with refuses("numerical") as caught:
+        work.pretrain(*ruin, "schedule.warmup_steps=0")
     (step,) = map(int, re.findall(r"step (\d+)", caught.value.what))
     assert checkpoint_steps(work.run())[-1] == step - 1
     for _, path in list_checkpoints(work.run() / "checkpoints"):
@@ -123,8 +118,7 @@ def test_numerical_errors_leave_the_last_checkpoint(work: Work) -> None:
     assert metrics(work.run())[-1]["step"] == step - 1
 
 
-@pytest.mark.parametrize("first", nightly_but([1, 5], 1))
-def test_out_of_memory_is_told_from_the_first_step_on(work: Work, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+def test_out_of_memory_is_told_and_remembered(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
     def tight(*arguments: Any) -> Any:
@@ -133,117 +127,69 @@ def test_out_of_memory_is_told_from_the_first_step_on(work: Work, monkeypatch: p
         model = build_model(*arguments)
         genuine = model.forward
 
-        def forward(batch: Batch) -> Tensor:
+        def forward(batch: Batch) -> Any:
             nonlocal calls
             calls += torch.is_grad_enabled()
-            if torch.is_grad_enabled() and calls >= first and batch.tokens_BT.shape[0] > 2:
+            if torch.is_grad_enabled() and calls >= 5 and batch.tokens_BT.shape[0] > 2:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
             return genuine(batch)
 
-        model.forward = forward  # type: ignore[method-assign]
+        monkeypatch.setattr(model, "forward", forward)
         return model
 
-    monkeypatch.setattr(load, "build_model", tight)
-    events = work.pretrain("training.recompute=none", stop=after(6))
-    assert [text for text in warnings_in(events) if "memory" in text] == [
-        "out of memory: 2 rows at once from now on; the batch stays the same"
-    ]
-    assert [event.step.micro_batch for event in of_kind(events, StepCompleted)] == [8] * (first - 1) + [2] * (7 - first)
-    monkeypatch.setattr(load, "build_model", build_model)
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "build_model", tight)
+        events = work.pretrain("training.recompute=none", stop=after(6))
+    assert ["2 rows at once from now on" in text for text in warnings_in(events)] == [True]
+    assert [event.step.micro_batch for event in of_kind(events, StepCompleted)] == [8] * 4 + [2] * 2
     assert {event.step.micro_batch for event in of_kind(work.resume(), StepCompleted)} == {2}
 
 
 # Resumed runs are the same, bitwise
 
 
-VARIANTS = {
-    "adamw": (),
-    "muon, samples": (MUON, PROMPTS, "evaluation.sample_tokens=5"),
-    "patience, micro-batches": ("evaluation.patience=2", "training.micro_batch=3", "evaluation.every=1"),
-    "one text, bfloat16": (
-        "data.split=slice",
-        "training.precision=bfloat16",
-        "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}",
-    ),
-    "float16": ("training.precision=float16",),
-}
+MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}"
 
 
-@pytest.mark.parametrize("variant", nightly_but(VARIANTS.values(), 0, 2), ids=list(VARIANTS))
+@pytest.mark.parametrize(
+    "variant", [(MUON, "data.split=slice", "training.precision=bfloat16"), ("training.precision=float16",)]
+)
 def test_stopping_and_resuming_changes_no_bit(work: Work, variant: tuple[str, ...]) -> None:
     """Twice, once at a step without a checkpoint."""
     assert_resumes_bit_for_bit(work, partial(work.pretrain, *variant), 3, 4)
     assert [session.step for session in Run.open(work.run()).info.sessions] == [0, 3, 7]
 
 
-def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_the_model_in_memory(work: Work, built: list[Any]) -> None:
     """Its logits and its samples, bitwise."""
-    built: list[Any] = []
-
-    def remember(*arguments: Any) -> Any:
-        built.append(build_model(*arguments))
-        return built[-1]
-
-    monkeypatch.setattr(load, "build_model", remember)
     events = work.pretrain(PROMPTS, "evaluation.sample_tokens=12", "optimizer.lr=0.02")
-    loaded = load_run(str(work.run() / "checkpoints" / "step-000012"))
+    named = str(work.run() / "checkpoints" / "step-000012")
+    loaded = load_run(named)
     batch = Batch(torch.randint(7, loaded.model.vocab_size, (3, 16)))
-    # the first one was trained for its speed
-    model = built[1]
-    model.eval()
+    model = built[1].eval()
     with torch.no_grad():
         assert torch.equal(model.logits(model(batch).hidden_BTD), loaded.model.logits(loaded.model(batch).hidden_BTD))
     told = [(event.step, event.prompt, event.text) for event in of_kind(events, SampleGenerated)]
     assert [line[:2] for line in told] == [(step, prompt) for step in (4, 8, 12) for prompt in ("the", "a cat")]
     logged = map(json.loads, (work.run() / "samples.jsonl").read_text().splitlines())
     assert [(line["step"], line["prompt"], line["text"]) for line in logged] == told
-    for event in of_kind(events, SampleGenerated)[-2:]:
+    for _, prompt, text in told[-2:]:
         options = ["--max-new-tokens", "12", "--seed", "1", "--json"]
-        named = str(work.run() / "checkpoints" / "step-000012")
-        done = CliRunner().invoke(app, ["generate", event.prompt, "--run", named, *options])
-        assert json.loads(done.stdout)["text"] == event.text
+        done = CliRunner().invoke(app, ["generate", prompt, "--run", named, *options])
+        assert json.loads(done.stdout)["text"] == text
 
 
 # Resuming
-
-
-def test_another_recipe_is_refused_with_all_differences(work: Work) -> None:
-    """Also where it was edited in the run."""
-    work.pretrain(stop=after(4))
-    recipe = work.run() / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("dropout: 0.1", "dropout: 0.2"))
-    before = recipe.read_text()
-    for overrides in ((), ("seed=2", "optimizer.lr=0.5", "training.steps=+1")):
-        with pytest.raises(UsageError) as caught:
-            work.resume(*overrides)
-        for difference in ("model.dropout 0.1 -> 0.2", *("seed 1 -> 2", "optimizer.lr 0.003 -> 0.5")[: len(overrides)]):
-            assert difference in caught.value.what
-        assert "training.steps" not in caught.value.what
-        assert len(caught.value.lines()) == 3
-    assert recipe.read_text() == before
-    assert Run.open(work.run()).state == "stopped"
 
 
 def test_another_text_is_refused(work: Work) -> None:
     work.pretrain(stop=after(4))
     before = lasting(work.run(), 4)
     work.text.write_text(documents(61), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="training data have changed") as caught:
+    with refuses("data_changed") as caught:
         work.resume()
     assert str(work.text) in caught.value.where
     assert lasting(work.run(), 4) == before
-
-
-def test_the_same_text_may_have_moved(work: Work) -> None:
-    work.pretrain(name="whole")
-    work.pretrain(stop=after(4))
-    moved = work.text.rename(work.folder / "moved.txt")
-    with pytest.raises(DataError, match=r"text\.txt"):
-        work.resume()
-    work.resume(f"data.train={moved}")
-    found, expected = lasting(work.run(), 12), lasting(work.run("whole"), 12)
-    del found["state"]["recipe"], expected["state"]["recipe"]
-    assert found == expected
 
 
 def test_another_tokenizer_is_refused(work: Work) -> None:
@@ -253,7 +199,7 @@ def test_another_tokenizer_is_refused(work: Work) -> None:
     other.pretrain("training.steps=1", "data.split=slice")
     (work.run() / "tokenizer.json").write_bytes((other.run() / "tokenizer.json").read_bytes())
     assert Tokenizer.load(work.run() / "tokenizer.json").vocab_size > 0
-    with pytest.raises(CheckpointError, match="tokenizer does not fit the model"):
+    with refuses("checkpoint"):
         work.resume()
 
 
@@ -265,46 +211,14 @@ def test_a_changed_setup_is_told(work: Work, monkeypatch: pytest.MonkeyPatch) ->
     for change in ("precision float32 -> bfloat16", "micro_batch auto -> 3", "threads", "-> 64"):
         assert change in warning
     assert {event.step.micro_batch for event in of_kind(events, StepCompleted)} == {3}
-    assert [begun.first_step for begun in of_kind(events, TrainingStarted)] == [4]
-
-
-@pytest.mark.parametrize("how", nightly_but(["bit", "cut", "missing"], "bit"))
-def test_a_damaged_checkpoint_is_passed_over(work: Work, how: str) -> None:
-    work.pretrain(name="whole")
-    work.pretrain(stop=after(5))
-    assert checkpoint_steps(work.run()) == [4, 5]
-    weights = work.run() / "checkpoints" / "step-000005" / "model.safetensors"
-    match how:
-        case "bit":
-            flip_bit(weights)
-        case "cut":
-            weights.write_bytes(weights.read_bytes()[:-1])
-        case "missing":
-            weights.unlink()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors") as caught:
-        list(resume(str(weights.parent), (), work.session()))
-    assert caught.value.exit_code == 4
-    (warning,) = warnings_in(work.resume())
-    assert "step-000005" in warning
-    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
 def test_a_checkpoint_that_is_named_is_gone_on_from(work: Work) -> None:
     work.pretrain("checkpoint.keep_last=9")
     whole = lasting(work.run(), 12)
     named = work.run() / "checkpoints" / "step-000006"
-    events = list(resume(str(named), (), work.session()))
-    assert step_numbers(events) == list(range(7, 13))
+    assert step_numbers(list(resume(str(named), (), work.session()))) == list(range(7, 13))
     assert lasting(work.run(), 12) == whole
-
-
-def test_a_second_process_is_refused(work: Work) -> None:
-    work.pretrain(stop=after(4))
-    with Run.open(work.run()) as run:
-        run.lock()
-        with pytest.raises(CheckpointError, match=f"another process is using this run: pid {os.getpid()}"):
-            work.resume()
-    assert ended(work.resume()).step == 12
 
 
 # Errors of the system
@@ -313,49 +227,41 @@ def test_a_second_process_is_refused(work: Work) -> None:
 BACKGROUND = "checkpoint.background=true"
 
 
-@pytest.mark.parametrize("full", nightly_but([{4, 6, 8}, {12}], 0, 1))
-@pytest.mark.parametrize("how", nightly_but([(), (BACKGROUND,)], 1), ids=["at once", "in the background"])
-def test_a_disk_that_is_full_for_a_while_is_survived_and_at_the_end_it_is_an_error(
-    work: Work, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...], full: set[int]
-) -> None:
-    """Full while the checkpoints of these steps are written."""
-    work.pretrain(*how, name="whole")
+def call_before_writing(monkeypatch: pytest.MonkeyPatch, function: Callable[[Path], None]) -> None:
     genuine = durable.write_and_sync_new_file
 
     def write_new(path: Path, chunks: Any) -> None:
-        if path.parent.name in {f".tmp-step-{step:06d}" for step in full} and path.name.startswith("opt"):
-            path.write_bytes(b"half of it")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        function(path)
         genuine(path, chunks)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(durable, "write_and_sync_new_file", write_new)
-        if 12 in full:
-            with pytest.raises(ResourceError, match="cannot save the checkpoint of step 12: No space left") as caught:
-                work.pretrain(*how)
-            assert caught.value.exit_code == 5
-            assert "disk space" in caught.value.fix
-            assert checkpoint_steps(work.run()) == [8, 10]
-            assert Run.open(work.run()).state == "stopped"
-        else:
-            told = warnings_in(work.pretrain(*how))
-            assert len(told) == 3
-            assert all("No space left on device" in text and "training continues" in text for text in told)
-            assert "step 4" in told[0]
-    work.resume()
+    monkeypatch.setattr(durable, "write_and_sync_new_file", write_new)
+
+
+def test_a_disk_that_is_full_for_a_while_is_survived(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full while these checkpoints are written in the background; test_damaged.py has one that stays full."""
+    work.pretrain(BACKGROUND, name="whole")
+
+    def fail(path: Path) -> None:
+        if path.parent.name in {f".tmp-step-{step:06d}" for step in (4, 6, 8)} and path.name.startswith("opt"):
+            path.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    call_before_writing(monkeypatch, fail)
+    told = warnings_in(work.pretrain(BACKGROUND))
+    assert [f"step {step}" in text for step, text in zip((4, 6, 8), told, strict=True)] == [True] * 3
+    assert all("No space left on device" in text for text in told)
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
     assert not list((work.run() / "checkpoints").glob(".tmp*"))
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint of step 2 is not written before step 3 is done, which does not change what is in it."""
-    work.pretrain(name="whole")
-    genuine, third_step, calls = durable.write_and_sync_new_file, threading.Event(), 0
+    work.pretrain("checkpoint.keep_last=9", name="whole")
+    third_step, calls = threading.Event(), 0
 
-    def write_new(path: Path, chunks: Any) -> None:
+    def wait(path: Path) -> None:
         if path.parent.name == ".tmp-step-000002":
             assert third_step.wait(60), "the step waits for the checkpoint"
-        genuine(path, chunks)
 
     def stop() -> bool:
         nonlocal calls
@@ -364,7 +270,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch:
             third_step.set()
         return False
 
-    monkeypatch.setattr(durable, "write_and_sync_new_file", write_new)
+    call_before_writing(monkeypatch, wait)
     told = [
         event.step.step if isinstance(event, StepCompleted) else event.path.name
         for event in work.pretrain(BACKGROUND, "checkpoint.keep_last=9", stop=stop)
@@ -372,19 +278,13 @@ def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch:
     ]
     assert told[:6] == [1, 2, 3, "step-000002", 4, "step-000004"]
     assert told.index("step-000012") == len(told) - 1
-    found, expected = lasting(work.run(), 12), lasting(work.run("whole"), 12)
-    for part in ("model", "optimizer", "metrics", "validated"):
-        assert found[part] == expected[part]
-    early = work.run() / "checkpoints" / "step-000002"
-    work.pretrain("checkpoint.keep_last=9", name="all")
-    again = work.run("all") / "checkpoints" / "step-000002"
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        assert (early / name).read_bytes() == (again / name).read_bytes()
+    for step in (2, 12):
+        found, expected = lasting(work.run(), step), lasting(work.run("whole"), step)
+        for part in ("model", "optimizer", "metrics", "validated"):
+            assert found[part] == expected[part]
 
 
 def test_a_log_that_cannot_be_written_is_survived(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmtool.runs.log import RunLog
-
     genuine = RunLog.append
 
     def append(self: RunLog, record: Any) -> None:
@@ -399,11 +299,9 @@ def test_a_log_that_cannot_be_written_is_survived(work: Work, monkeypatch: pytes
     assert [record["step"] for record in metrics(work.run())] == [1, 2, *range(6, 13)]
 
 
-def test_a_batch_that_processes_cannot_share(work: Work) -> None:
-    from lmtool.recipe.load import load
-
+def test_a_batch_that_processes_cannot_share_is_refused(work: Work) -> None:
     recipe = load(work.recipe).recipe
-    with pytest.raises(UsageError, match="a batch of 8 rows cannot be shared by 3 processes") as caught:
+    with refuses("usage") as caught:
         plan.check_device_and_choose_sharding(recipe, replace(CPU, world=World(0, 3)), {})
     assert caught.value.where == "training.batch_size"
     replicated = load(work.recipe, ["training.shard=none"]).recipe
@@ -438,5 +336,5 @@ def test_the_end_of_another_process_is_no_warning(background: bool) -> None:
     with ThreadPoolExecutor(1) as thread:
         manager = CheckpointManager(None, Checkpointing(background=background), thread, peers=EndedPeer())
         told = (event for step in (1, 2) for event in manager.save_checkpoint(step, tiny.model(), {}, TrainerState()))
-        with pytest.raises(ResourceError):
+        with refuses("resource"):
             list(told)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool.errors import DataError
 from lmtool.objective import TextCutSettings
 from lmtool.training.windows import Windows
+from tests.support.errors import refuses
 from tests.support.training import MemoryStore
 
 BOS, EOS, FIRST = 1, 2, 10
@@ -34,13 +34,12 @@ def documents_of(lengths: list[int]) -> list[range]:
     return [range(start, start + n) for start, n in zip(starts, lengths, strict=False)]
 
 
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 30), max_size=6).map(lambda more: [5, *more, 2]),
     length=st.integers(2, 12),
     seed=st.integers(0, 100),
-    special_ids=st.booleans(),
+    marks=st.booleans(),
 )
 def test_a_pair_is_cut_from_one_document_or_from_two(lengths: list[int], length: int, seed: int, marks: bool) -> None:
     lengths = lengths if marks else [n for n in lengths if n]
@@ -63,8 +62,7 @@ def test_a_pair_is_cut_from_one_document_or_from_two(lengths: list[int], length:
         assert set(examples.list_distinct_document_numbers(np.array([number]))) == {own, other}
 
 
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(lengths=st.lists(st.integers(0, 30), max_size=4).map(lambda more: [*more, 2]), seed=st.integers(0, 100))
 def test_swapped_pairs_are_consecutive_parts_of_one_document_half_of_them_swapped(
     lengths: list[int], seed: int
@@ -94,13 +92,12 @@ def test_any_sample_is_a_function_of_its_number_and_the_seed() -> None:
     assert read([3, 5]) != read([3, 5], seed=2)
 
 
-@pytest.mark.slow
 def test_nothing_but_what_it_says_tells_a_second_text_from_another() -> None:
     """Documents of unequal lengths: lengths of both parts, and whether the second ends its document."""
     lengths = np.random.default_rng(0).choice([9, 12, 20, 45], 60).tolist()
     ends = {document[-1] for document in documents_of(lengths)}
     begins = {document[0] for document in documents_of(lengths)}
-    n = 6000
+    n = 4000
     found: dict[bool, list[tuple[int, int, bool, bool]]] = {True: [], False: []}
     for example in pairs(store_of(lengths)).read(np.arange(n)):
         assert example.second is not None
@@ -132,14 +129,10 @@ def test_an_epoch_goes_through_the_text_once() -> None:
     assert set(epochs[0]) != set(epochs[1])
 
 
-@pytest.mark.parametrize(
-    ("lengths", "kind", "message"),
-    [([40], "pair", "two documents"), ([40, 1, 1], "pair", "two documents"), ([1, 1], "swapped pair", "at least two")],
-)
-def test_a_text_without_pairs_is_refused(lengths: list[int], kind: str, message: str) -> None:
-    with pytest.raises(DataError, match=message) as caught:
+@pytest.mark.parametrize(("lengths", "kind"), [([40], "pair"), ([40, 1, 1], "pair"), ([1, 1], "swapped pair")])
+def test_a_text_without_pairs_is_refused(lengths: list[int], kind: str) -> None:
+    with refuses("data"):
         pairs(store_of(lengths), kind=kind)
-    assert caught.value.fix
 
 
 def rows_of(lengths: list[int], length: int, seed: int = 1) -> Windows:
@@ -147,8 +140,7 @@ def rows_of(lengths: list[int], length: int, seed: int = 1) -> Windows:
     return Windows(store_of(lengths), TextCutSettings("stream", length, length - 1), seed, isolated=True)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 7), min_size=24, max_size=40), length=st.integers(15, 40), seed=st.integers(0, 100)
 )
@@ -173,14 +165,13 @@ def test_isolated_documents_are_drawn_equally_often_in_another_order_each_epoch(
     rows = rows_of([6] * 64, 33)
     assert rows.examples_per_epoch == 16
     epochs = [
-        [rows.list_distinct_document_numbers(np.array([16 * epoch + row])) for row in range(16)] for epoch in range(60)
+        [rows.list_distinct_document_numbers(np.array([16 * epoch + row])) for row in range(16)] for epoch in range(30)
     ]
     assert epochs[0] != epochs[1]
     counts = Counter(number for epoch in epochs for row in epoch for number in row)
     # four whole documents and the first token of a fifth in each row
-    assert all(45 <= counts[number] <= 105 for number in range(64))
-    first = Counter(number for row in epochs[0] for number in row)
-    assert len(first) == 64
+    assert all(17 <= counts[number] <= 58 for number in range(64))
+    assert len({number for row in epochs[0] for number in row}) == 64
 
 
 def test_neighbors_in_a_list_are_in_different_rows() -> None:

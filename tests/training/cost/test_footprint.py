@@ -1,5 +1,7 @@
 """The traced memory of training, against tensors that are there."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from pydantic import TypeAdapter
@@ -12,7 +14,6 @@ from lmtool.recipe.spec.recipe import Model
 from lmtool.training.cost import footprint as module
 from lmtool.training.cost.devices import DeviceGroup
 from lmtool.training.cost.footprint import BatchToTrace, MemoryEstimate, estimate_training_memory_per_device
-from tests.support.cases import nightly_but
 
 T, V = 24, 40
 DECODER = {"kind": "transformer", "n_layers": 3, "d_model": 16, "n_heads": 4, "context": T}
@@ -21,15 +22,12 @@ SPECS = {
     "gpt": DECODER,
     "dropout": DECODER | {"dropout": 0.1, "ffn_dropout": 0.1},
     "llama": DECODER | {"position": {"kind": "rotary"}, "activation": "swiglu", "norm": {"kind": "rms"}},
-    "window": DECODER | {"pattern": {"kind": "window", "size": 3}},
     "n-grams": DECODER | {"ngram_embedding": {"entries": 30}},
-    "bert": DECODER | {"shape": "encoder", "head_transform": True},
     "t5": DECODER | {"shape": "encoder-decoder", "position": {"kind": "relative"}},
     "prefix": DECODER | {"shape": "prefix"},
     "elman": RECURRENT | {"cell": "rnn"},
     "gru": RECURRENT | {"cell": "gru"},
     "lstm": RECURRENT | {"cell": "lstm"},
-    "attention": RECURRENT | {"cell": "gru", "attention": {"score": "bilinear"}},
     "seq2seq": RECURRENT | {"shape": "encoder-decoder", "attention": {"score": "additive"}},
     "elmo": RECURRENT | {"shape": "bidirectional"},
 }
@@ -39,7 +37,7 @@ def spec(name: str, **changes: object) -> Model:
     return TypeAdapter(Model).validate_python(SPECS[name] | changes)
 
 
-def rows_of(model: Model, *, accumulates: bool = False) -> module.Callable[[int], BatchToTrace]:
+def rows_of(model: Model, *, accumulates: bool = False) -> Callable[[int], BatchToTrace]:
     def rows(n: int) -> BatchToTrace:
         tokens = torch.zeros(n, T, dtype=torch.int64)
         has_source = model.reads == "source" and not model.shares_row
@@ -57,7 +55,7 @@ def traced(
     return estimated(model, rows_of(model, **more), n, DeviceGroup(precision, on_gpu))
 
 
-def estimated(model: Model, rows: module.Callable[[int], BatchToTrace], n: int, devices: DeviceGroup) -> MemoryEstimate:
+def estimated(model: Model, rows: Callable[[int], BatchToTrace], n: int, devices: DeviceGroup) -> MemoryEstimate:
     recipe = load("tiny").recipe.model_copy(update={"model": model})
     return estimate_training_memory_per_device(model, V, estimate_persistent_memory(recipe, V), rows, n, devices)
 
@@ -84,16 +82,10 @@ def kept(model: Model, n: int, precision: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    nightly_but(
-        [*((name, "float32") for name in SPECS), ("gpt", "bfloat16"), ("lstm", "bfloat16")],
-        0,
-        "dropout",
-        "llama",
-        "n-grams",
-        "elman",
-        "seq2seq",
-        unpack=True,
-    ),
+    [
+        *((name, "float32") for name in ("gpt", "dropout", "llama", "n-grams", "prefix", "elman", "seq2seq")),
+        ("lstm", "bfloat16"),
+    ],
 )
 def test_activations_are_those_that_a_backward_pass_needs(name: str, precision: str) -> None:
     """Those that the kernels in C save, where a CPU trains with them, as with dropout and in llama."""
@@ -141,7 +133,7 @@ def test_accumulated_gradients_are_there_from_the_start() -> None:
     assert gradients <= again - once <= 1.3 * gradients
 
 
-@pytest.mark.parametrize("name", ["gpt", "gru", "t5"])
+@pytest.mark.parametrize("name", ["gru", "t5"])
 def test_deep_models_are_extrapolated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = spec(name, n_layers=4)
     whole = traced(deep)
@@ -154,9 +146,9 @@ def test_many_rows_are_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "rows_per_chunk", lambda device, vocab_size: 8)
     monkeypatch.setattr("lmtool.objective.cross_entropy.rows_per_chunk", lambda device, vocab_size: 8)
     monkeypatch.setattr(module, "MAX_TRACED_CHUNKS", 100)
-    whole = traced(spec("gpt"), 16)
+    whole = traced(spec("gpt"), 8)
     monkeypatch.setattr(module, "MAX_TRACED_CHUNKS", 12)
-    found = traced(spec("gpt"), 16)
+    found = traced(spec("gpt"), 8)
     assert found.activations == whole.activations
     assert found.peak == pytest.approx(whole.peak, rel=0.02)
 

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmtool.compute.device_kinds import DEVICE_KINDS, GpuDatasheet
 from lmtool.compute.processes import World
 from lmtool.data.survey import Progress, no_progress
-from lmtool.errors import UsageError
 from lmtool.model import build
 from lmtool.model.size import count_training_flops_per_token
 from lmtool.objective import Objective, VocabularyInfo
@@ -25,7 +24,7 @@ from lmtool.training.cost.planning import TrainingForecast, forecast_training
 from lmtool.training.data import TextData, tokenize_training_text
 from lmtool.training.fit import ModelAndOptimizers, fit
 from lmtool.training.windows import Windows
-from tests.support.cases import nightly_but
+from tests.support.errors import refuses
 
 T, V = 24, 300
 TINY = [f"model.context={T}", "model.d_model=16", f"model.vocab_size={V}", "training.batch_size=4"]
@@ -77,8 +76,9 @@ def counted(recipe: Recipe) -> int:
     torch.manual_seed(1)
     lm = build(recipe.model, V).train()
     with FlopCounterMode(display=False) as counter:
-        objective.loss(lm, batch).total.backward()
-    return counter.get_total_flops()
+        total: Any = objective.loss(lm, batch).total
+        total.backward()
+    return int(counter.get_total_flops())
 
 
 BELOW = T * (T - 1) // 2
@@ -120,9 +120,7 @@ def test_operations_for_the_utilization_are_those_that_torch_counts(tied: str) -
     assert flops == pytest.approx(counted(recipe) / T, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("name", "overrides"), [("bert-tiny", HEADS), ("longformer-tiny", HEADS), ("albert-tiny", HEADS), ("gru", [])]
-)
+@pytest.mark.parametrize(("name", "overrides"), [("bert-tiny", HEADS), ("albert-tiny", HEADS), ("gru", [])])
 def test_the_formula_of_the_utilization_is_for_dense_decoders_only(name: str, overrides: list[str]) -> None:
     recipe = tiny(name, *overrides)
     assert count_training_flops_per_token(build(recipe.model, V), recipe.model) is None
@@ -156,12 +154,8 @@ def test_the_micro_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPatch
     assert (given.rows, given.fits) == (16, False)
 
 
-def test_tokens_decide_on_the_steps() -> None:
-    recipe = tiny("tiny", f"training.tokens={10 * 4 * T + 1}")
-    assert planned(recipe).steps == 11
-
-
-def test_minutes_decide_on_the_steps() -> None:
+def test_tokens_and_minutes_decide_on_the_steps() -> None:
+    assert planned(tiny("tiny", f"training.tokens={10 * 4 * T + 1}")).steps == 11
     found = planned(tiny("tiny", "training.minutes=2", "evaluation.tokens=1"))
     assert found.step_seconds is not None
     assert found.steps * found.step_seconds == pytest.approx(120, rel=0.01)
@@ -176,7 +170,7 @@ def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pyt
     recipe = load("bert-tiny", [*settings, Setting("data.train", [str(text)], "TEXT")]).recipe
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     recipe, data = tokenize_training_text(recipe, None, World(), lambda *_: None)
-    widths = []
+    widths: list[int] = []
 
     def recorded(trainable: ModelAndOptimizers, examples: Windows, *rest: Any) -> Any:
         widths.extend(len(example.tokens) for example in examples.read(np.arange(20)))
@@ -188,19 +182,17 @@ def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pyt
     assert len(widths) == 20
 
 
-PLANNED = ["skipgram", "glove", "tagger", "electra-tiny"]
-
-
-@pytest.mark.parametrize("name", nightly_but([*PLANNED, "dan", "elmo-tiny", "seq2seq"], *PLANNED))
+@pytest.mark.parametrize("name", ["skipgram", "glove", "tagger", "electra-tiny", "seq2seq"])
 def test_every_family_is_planned(name: str) -> None:
     found = planned(load(name, ["training.batch_size=4"]).recipe)
     assert found.parameters > 0
     assert found.flops_per_token > 0
-    assert found.optimal_tokens == (None if name in ("dan", "tagger", "seq2seq") else 20 * found.parameters)
+    assert found.optimal_tokens == (None if name in ("tagger", "seq2seq") else 20 * found.parameters)
 
 
 def test_what_cannot_be_planned() -> None:
-    with pytest.raises(UsageError, match="counts"):
+    """Counts, and a batch that devices cannot share."""
+    with refuses("usage"):
         planned(load("ngram").recipe)
-    with pytest.raises(UsageError, match="3 devices"):
+    with refuses("usage"):
         planned(tiny("tiny"), n_devices=3)
