@@ -72,10 +72,10 @@ def files(run: Path, home: Path) -> Path:
     return home
 
 
-LINEAR = ("-r", "linear", "-s", "training.device=cpu", "-s", "model.buckets=500", "-s", "evaluation.baseline=false", "-q")
+LINEAR = ("-r", "linear", "-s", "training.device=cpu", "-s", "optimizer.l2=1", "-s", "evaluation.baseline=false", "-q")
 READING = {
     "pretrain": ("text.txt", ("pretrain", "-", *SMALL, "-q", "-o", "made")),
-    "plan": ("rows.csv", ("plan", "-", "-s", "model.buckets=500", "--json", "-q")),
+    "plan": ("rows.csv", ("plan", "-", "-r", "linear", "-s", "optimizer.l2=1", "--json", "-q")),
     "tokenize": ("text.txt", ("tokenize", "-", "--kind", "char", "--json")),
     "check": ("rows.csv", ("check", "-", "--json")),
     "finetune": ("rows.csv", ("finetune", "-", *LINEAR, "-o", "made")),

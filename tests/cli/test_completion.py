@@ -35,16 +35,13 @@ def completes(lmtool: CommandLine, home: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("lmtool pret", ["pretrain"]),
         ("lmtool pretrain --start", ["--start-or-resume"]),
         ("lmtool eval text.txt --device m", ["mps"]),
         ("lmtool eval e", ["embedding", "encoder", "encoder-decoder"]),
         ("lmtool eval la", ["last"]),
-        ("lmtool generate --run re", ["recurrent"]),
         ("lmtool finetune reviews.csv --from l", ["last", "lora"]),
         ("lmtool runs compare gpt re", ["recurrent"]),
         ("lmtool pretrain --recipe seq2seq-", ["seq2seq-bahdanau", "seq2seq-luong"]),
-        ("lmtool sweep text.txt -r lstm", ["lstm", "lstm-attention"]),
         ("lmtool recipes show dan", ["dan"]),
         ("lmtool recipes draw nothing-like-it", []),
     ],

@@ -21,7 +21,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Iterator
     (home / "rows.csv").write_text("\n".join([f"te{ESCAPES}xt,label", *rows]) + "\n", encoding="utf-8")
     (home / "lines.txt").write_text(f"The moon {ESCAPES}\nA map\n", encoding="utf-8")
     copied_run(trained, home)
-    linear = ("linear", "-s", "model.buckets=500", "-s", "evaluation.baseline=false", "-q", "-o", "classifier")
+    linear = ("linear", "-s", "optimizer.l2=1", "-s", "evaluation.baseline=false", "-q", "-o", "classifier")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         patch.setenv("LMTOOL_RUNS", "runs")

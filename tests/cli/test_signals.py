@@ -16,18 +16,8 @@ from lmtool.cli.signals import StopAtStep
 from tests.support import forks
 from tests.support.cli import RUN, SMALL, CommandLine, contents
 
-ROOT = Path(__file__).parents[2]
 Process = Any  # subprocess.Popen, or the same of a fork
 Begin = Callable[..., Process]
-
-
-def forked(words: list[str]) -> Process:
-    return forks.begin(words, files=(None, subprocess.PIPE, subprocess.PIPE))
-
-
-def started(words: list[str]) -> Process:
-    env, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
-    return subprocess.Popen([sys.executable, *words], env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.fixture
@@ -35,8 +25,9 @@ def start(home: Path) -> Iterator[Begin]:
     """Start lmtool, and kill it after the test if it still runs."""
     processes: list[Process] = []
 
-    def go(*arguments: object, begin: Callable[[list[str]], Process] = forked) -> Process:
-        processes.append(begin(["-m", "lmtool", *map(str, arguments)]))
+    def go(*arguments: object) -> Process:
+        words = ["-m", "lmtool", *map(str, arguments)]
+        processes.append(forks.begin(words, files=(None, subprocess.PIPE, subprocess.PIPE)))
         return processes[-1]
 
     yield go
@@ -76,12 +67,12 @@ def test_a_signal_while_text_is_prepared_leaves_no_run(
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("number", "begin"), [(signal.SIGINT, started), (signal.SIGTERM, forked)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_training_saves_and_says_how_to_go_on(
-    start: Begin, lmtool: CommandLine, home: Path, corpus: Path, number: int, begin: Callable[[list[str]], Process]
+    start: Begin, lmtool: CommandLine, home: Path, corpus: Path, number: int
 ) -> None:
     long = ("-s", "training.steps=1000000", "-s", "evaluation.every=1000000")
-    process = start("pretrain", corpus, *SMALL, *long, begin=begin)
+    process = start("pretrain", corpus, *SMALL, *long)
     said(process, "step 1/1000000")
     process.send_signal(number)
     out, err = process.communicate()

@@ -25,6 +25,7 @@ READING = {
 }
 ROWS = [("très bien, café", "oui"), ("pas mal; «été»", "oui"), ("mauvais\nnaïf", "non"), ('un "déjà" vu', "non")] * 6
 TEXTS = [text for text, _ in ROWS]
+LINEAR = ("-r", "linear", "-s", "optimizer.l2=1")
 
 
 def write(path: Path, encoding: str, header: tuple[str, ...] = ("text", "label"), delimiter: str = ",") -> Path:
@@ -36,7 +37,7 @@ def write(path: Path, encoding: str, header: tuple[str, ...] = ("text", "label")
 
 def classifier(folder: Path, name: str, table: Path, *more: str) -> Path:
     quick = settings(training_epochs="null", training_steps=30, training_device="cpu")
-    words = ["finetune", str(table), *(more or ("-r", "linear")), *quick, "-q", "-o", str(folder / name)]
+    words = ["finetune", str(table), *more, *quick, "-q", "-o", str(folder / name)]
     assert exit_code_of(["lmtool", *words]) == 0
     return folder / name
 
@@ -46,7 +47,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run for each encoding of its table."""
     folder = tmp_path_factory.mktemp("learned")
     return {
-        name: classifier(folder, f"run-{name}", write(folder / f"{name}.csv", name), "-r", "linear", "--encoding", name)
+        name: classifier(folder, f"run-{name}", write(folder / f"{name}.csv", name), *LINEAR, "--encoding", name)
         for name in ("utf-8", "cp1252")
     }
 

@@ -3,6 +3,7 @@
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 from lmtool.runs.creation import create_and_lock_run
 from lmtool.runs.directory import Run
@@ -19,31 +20,40 @@ HOSTILE = [
 ]
 
 
+Attributes = dict[str, str | None]
+
+
 class Elements(HTMLParser):
     """What a browser reads: elements with their attributes, and the text outside of scripts and styles."""
 
-    def __init__(self, html):
+    def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.elements, self.text, self.inside, self.sources = [], "", "", []
+        self.elements: list[tuple[str, Attributes]] = []
+        self.sources: list[tuple[str, Attributes, str]] = []
+        self.text = self.inside = ""
         self.feed(html)
         self.close()
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attributes)))
         if tag in ("script", "style"):
             self.inside = tag
             self.sources.append((tag, dict(attributes), ""))
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         if tag == self.inside:
             self.inside = ""
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         if self.inside:
             tag, attributes, text = self.sources[-1]
             self.sources[-1] = tag, attributes, text + data
         else:
             self.text += data
+
+    def tags(self) -> list[tuple[str, set[str]]]:
+        """The elements in their order, with the names of their attributes."""
+        return [(tag, set(attributes)) for tag, attributes in self.elements]
 
 
 RECIPE = (
@@ -51,16 +61,20 @@ RECIPE = (
 )
 
 
-def make(folder: Path, *, name="made", kind="causal", seed=1, text="w0rd", steps=40, **info) -> Run:
+def make(
+    folder: Path,
+    *,
+    name: str = "made",
+    kind: str = "causal",
+    seed: int = 1,
+    text: str = "w0rd",
+    steps: int = 40,
+    **info: Any,
+) -> Run:
     """A run with losses 5 - step / 10, a validation every ten steps, and a sample beside it."""
     with create_and_lock_run(
         folder / name,
-        RunInfo.create(
-            recipe=text,
-            summary=text,
-            fingerprints={"data": text, "tokenizer": "t"},
-            **info,
-        ),
+        RunInfo.create(recipe=text, summary=text, fingerprints={"data": text, "tokenizer": "t"}, **info),
         {"recipe.yaml": RECIPE.format(kind=kind, seed=seed, train=json.dumps(text)).encode(), "tokenizer.json": b"{}"},
     ) as run:
         run.rewind_and_start_session(step=0, command=["lmtool", text], environment={"torch": text, "gpu": None})
