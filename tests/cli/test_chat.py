@@ -119,9 +119,7 @@ def test_a_command_ends_it_and_is_in_the_list(chat: Chat, talker: Path, line: st
         ("caf\udce9", 2),
     ],
 )
-def test_what_is_wrong_is_told_and_the_chat_goes_on(
-    chat: Chat, talker: Path, home: Path, line: str, code: int
-) -> None:
+def test_what_is_wrong_is_told_and_the_chat_goes_on(chat: Chat, talker: Path, home: Path, line: str, code: int) -> None:
     (home / "taken").write_text("mine")
     stdin = f"Who?\n{line}\nSure?\n".encode(errors="surrogateescape")
     outcome = chat(stdin, talker, "--max-new-tokens", "12", "--min-new-tokens", "9", "--json", "-q", "--seed", "2")

@@ -152,7 +152,9 @@ def test_an_environment_that_torchrun_did_not_make(
     lmtool.refuses(USAGE, "pretrain", corpus, *SMALL, words=words)
 
 
-@pytest.mark.parametrize("command", [("generate", "The"), ("sweep", "text.txt", "-s", "seed=1,2"), ("eval", "last", "-")])
+@pytest.mark.parametrize(
+    "command", [("generate", "The"), ("sweep", "text.txt", "-s", "seed=1,2"), ("eval", "last", "-")]
+)
 def test_commands_that_several_processes_would_repeat(
     lmtool: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:

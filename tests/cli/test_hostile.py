@@ -183,7 +183,9 @@ ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e[bold red]x[/]"
 def test_text_of_others_is_printed_as_text(lmtool: CommandLine, home: Path, inert: None) -> None:
     rows = [f'"{ESCAPES} {i}",{ESCAPES if i % 2 else "b"}' for i in range(20)]
     (home / "rows.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
-    outcome = lmtool.succeeds("finetune", "rows.csv", "-r", "dan", "-s", "training.steps=1", "-s", "training.epochs=null")
+    outcome = lmtool.succeeds(
+        "finetune", "rows.csv", "-r", "dan", "-s", "training.steps=1", "-s", "training.epochs=null"
+    )
     assert all(line.isprintable() for line in (outcome.out + outcome.err).splitlines())
     page = next(home.rglob("report.html")).read_text(encoding="utf-8")
     assert "\x1b" not in page

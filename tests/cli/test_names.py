@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import lmtool as api
 from lmtool.apps.search.entries import Entry
 from lmtool.apps.search.index import add_or_replace_texts

@@ -143,11 +143,20 @@ def test_steps_samples_and_warnings_are_lines_where_there_is_no_terminal(stderr:
     [
         (started(("columns: text", f"table: {NASTY}")), f"run runs/one\ncolumns: text\ntable: {SHOWN}\\nb\ntokenizer"),
         (plan(first_step=10), "plan: no more steps after 10"),
-        (DurationEstimate(130, 5300.4, "token", 9, 5, None), "2:10 more here, at 5,300 tokens/s, padding included; less"),
+        (
+            DurationEstimate(130, 5300.4, "token", 9, 5, None),
+            "2:10 more here, at 5,300 tokens/s, padding included; less",
+        ),
         (DurationEstimate(130, 5300.4, "pair", 9, None, 12.5), "5,300 pairs/s\nless than one pass over the data"),
-        (RunAlreadyFinished(Path("a b"), 10, early=True), "lmtool resume 'a b' -s evaluation.patience=+5 trains longer"),
+        (
+            RunAlreadyFinished(Path("a b"), 10, early=True),
+            "lmtool resume 'a b' -s evaluation.patience=+5 trains longer",
+        ),
         (TrainingEnded("early", 5, 2, 1.5, "loss"), "stopped early at step 5 after 0:00: "),
-        (TrainingEnded("finished", 5, 2, 1.5, "loss", ("more text", "fewer passes")), "more text or fewer passes would"),
+        (
+            TrainingEnded("finished", 5, 2, 1.5, "loss", ("more text", "fewer passes")),
+            "more text or fewer passes would",
+        ),
         (TrainingEnded("interrupted", 5, None, None, "loss"), "interrupted and saved at step 5; lmtool resume"),
     ],
 )

@@ -106,7 +106,8 @@ ROWS = {
 def test_columns_are_the_tensors_of_the_batch(what: str) -> None:
     name, source, *overrides = ROWS[what]
     described = given(name, source, *overrides, rows=8)
-    batch, tokenizer = described.batch, described.tokenizer
+    batch: Any = described.batch
+    tokenizer, model = described.tokenizer, described.recipe.model
     parts = list(tabulate_batch_rows(described))
     if batch.source_BS is not None:
         sources, parts = parts[::2], parts[1::2]
@@ -122,8 +123,8 @@ def test_columns_are_the_tensors_of_the_batch(what: str) -> None:
             assert columns.get(name) == (None if values is None else values[row].tolist())
         if batch.targets_BT is not None:
             targets = batch.targets_BT[row].tolist()
-            shown = [None if token == IGNORE else tokenizer.display_token(token) for token in targets]
-            assert pieces(columns["target"]) == shown
+            expected = [None if token == IGNORE else tokenizer.display_token(token) for token in targets]
+            assert pieces(columns["target"]) == expected
             n = sum(token != IGNORE for token in targets)
             assert part.notes[-1] == f"targets in the loss: {n} of {len(targets)} positions"
         if batch.prefix_B is not None:
@@ -134,7 +135,7 @@ def test_columns_are_the_tensors_of_the_batch(what: str) -> None:
             first, last = batch.spans_B2[row].tolist()
             assert [i for i, mark in enumerate(columns["answer"]) if mark] == list(range(first, last + 1))
         if batch.tags_BW is not None:
-            tags = {at: int(tag.split()[0]) for at, tag in enumerate(columns["tag"]) if tag}
+            tags = {at: int(str(tag).split()[0]) for at, tag in enumerate(columns["tag"]) if tag}
             assert tags == dict(zip(batch.places_BW[row].tolist(), batch.tags_BW[row].tolist(), strict=True))
         if batch.labels_B is not None:
             told = {"next sentence": "second text is the next", "order": "texts are in order"}.get(what, "label")
@@ -146,13 +147,13 @@ def test_columns_are_the_tensors_of_the_batch(what: str) -> None:
             assert part.masks[-1].title.startswith("decoder to encoder: all of the source")
             assert len(part.masks[-1].shares[0]) == batch.source_BS.shape[1]
         elif part.masks and part.masks[0].cell == 1:
-            is_encoder = described.recipe.model.shape == "encoder"
+            is_encoder = getattr(model, "shape", "") == "encoder"
             n_prefix = int(batch.prefix_B[row]) if batch.prefix_B is not None else 0
             keeps = batch.keep_BT[row].tolist() if batch.keep_BT is not None else [True] * len(ids)
             for query, shares in enumerate(part.masks[0].shares):
                 allowed = [is_encoder or key <= query or key < n_prefix for key in range(len(ids))]
-                expected = [float(one and kept) for one, kept in zip(allowed, keeps, strict=True)]
-                assert shares == expected or not keeps[query]
+                seen = [float(one and kept) for one, kept in zip(allowed, keeps, strict=True)]
+                assert shares == seen or not keeps[query]
         if "target backwards" in columns:
             assert columns["target backwards"][1:] == columns["piece"][:-1]
 
