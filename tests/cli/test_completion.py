@@ -54,7 +54,7 @@ def test_all_recipes_are_completed(completes: Completes) -> None:
     assert set(completes("lmtool pretrain -r ")) == set(shipped_recipes())
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_what_a_shell_has_to_know_is_printed(lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
-    monkeypatch.setattr(shellingham, "detect_shell", lambda: (shell, f"/bin/{shell}"))
-    assert "_LMTOOL_COMPLETE" in lmtool.succeeds("--show-completion").out
+def test_what_a_shell_has_to_know_is_printed(lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        monkeypatch.setattr(shellingham, "detect_shell", lambda shell=shell: (shell, f"/bin/{shell}"))
+        assert "_LMTOOL_COMPLETE" in lmtool.succeeds("--show-completion").out

@@ -29,15 +29,6 @@ def results(run: str) -> dict[str, object]:
     return found
 
 
-def test_the_encoder_that_is_advised_is_of_the_language_of_the_table(home: Path) -> None:
-    english = ("text,label", "the end of the film is lovely", "all-MiniLM")
-    greek = ("κείμενο,ετικέτα", "Πολύ καλή ταινία και το τέλος υπέροχο", "paraphrase-multilingual-MiniLM")
-    for header, text, encoder in (english, greek):
-        write_table(home / "a.csv", [(f"{text} {i}", "ab"[i % 2]) for i in range(20)], header)
-        choice = plan_finetuning(None, None, parse_settings(["data.train=a.csv"])).choice
-        assert f"hf:sentence-transformers/{encoder}" in choice
-
-
 def test_a_linear_model_is_not_advised_to_be_one(lmtool: CommandLine, films: str) -> None:
     out = lmtool.succeeds("finetune", films, "-r", "linear", *UNTRAINED).out
     (advice,) = (line.partition("% is below it")[2] for line in out.splitlines() if "; this model " in line)

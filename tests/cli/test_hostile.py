@@ -128,7 +128,7 @@ def test_files_outside_of_a_model_are_not_read(lmtool: CommandLine, published: P
 def test_a_recipe_makes_no_objects(lmtool: CommandLine, run: Path, corpus: Path, inert: None) -> None:
     tag = '!!python/object/apply:os.system ["touch ran"]'
     Path("bad.yaml").write_text(f"seed: {tag}\n")
-    lmtool.refuses(2, "pretrain", corpus, "--recipe", "bad.yaml")
+    assert lmtool("pretrain", corpus, "--recipe", "bad.yaml").code == 2
     path = run / "recipe.yaml"
     path.write_text(path.read_text() + f"\nx: {tag}\n")
     assert lmtool("generate", "The", "--greedy").code in (0, 2, 4)

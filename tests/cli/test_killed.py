@@ -131,11 +131,3 @@ def _kill_at_rename() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)
-
-
-def test_nothing_stays_of_an_import_that_fails(lmtool: CommandLine, folder: Path) -> None:
-    lmtool.succeeds("export", "last", "published")
-    (folder / "published" / "tokenizer.json").write_text("{}")
-    before = sorted((folder / "runs").iterdir())
-    assert lmtool("import", "published").code == 4
-    assert sorted((folder / "runs").iterdir()) == before

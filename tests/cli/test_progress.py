@@ -78,20 +78,8 @@ def started(data: tuple[str, ...] = ("text: 3 documents, 5,000 tokens",)) -> Run
 
 
 def plan(first_step: int = 0, steps: int = 10, warmup_steps: int = 0) -> TrainingStarted:
-    return TrainingStarted(
-        parameters=12345,
-        learning=12345,
-        unit="token",
-        counted="token",
-        batch_units=4096,
-        steps=steps,
-        minutes=None,
-        first_step=first_step,
-        epochs=1.25,
-        device="cpu, float32",
-        held=51_234,
-        warmup_steps=warmup_steps,
-    )
+    sizes = (12345, 12345, "token", "token", 4096, steps, None, first_step)
+    return TrainingStarted(*sizes, epochs=1.25, device="cpu, float32", held=51_234, warmup_steps=warmup_steps)
 
 
 def stepped(
@@ -139,10 +127,12 @@ def test_steps_samples_and_warnings_are_lines_where_there_is_no_terminal(stderr:
 
 
 @pytest.mark.parametrize(
-    ("event", "line"),
+    ("events", "line"),
     [
         (started(("columns: text", f"table: {NASTY}")), f"run runs/one\ncolumns: text\ntable: {SHOWN}\\nb\ntokenizer"),
         (plan(first_step=10), "plan: no more steps after 10"),
+        (plan(warmup_steps=10), "only rises in these 10 steps: -s schedule.warmup_steps=1 "),
+        ([replace(plan(), peak_speed=81_920.0), stepped(1)], "8,192 tokens/s  mfu 10.0 %"),
         (
             DurationEstimate(130, 5300.4, "token", 9, 5, None),
             "2:10 more here, at 5,300 tokens/s, padding included; less",
@@ -160,34 +150,21 @@ def test_steps_samples_and_warnings_are_lines_where_there_is_no_terminal(stderr:
         (TrainingEnded("interrupted", 5, None, None, "loss"), "interrupted and saved at step 5; lmtool resume"),
     ],
 )
-def test_lines_of_rare_events(stderr: PutStream, event: Any, line: str) -> None:
+def test_lines_of_rare_events(stderr: PutStream, events: Any, line: str) -> None:
     stream = stderr()
-    tell([event])
+    tell(events if isinstance(events, list) else [events])
     assert line in stream.getvalue()
 
 
-@pytest.mark.parametrize("warmup_steps", [99, 100])
-def test_a_warm_up_that_never_ends_is_told(stderr: PutStream, warmup_steps: int) -> None:
-    stream = stderr()
-    tell([plan(steps=100, warmup_steps=warmup_steps)])
-    assert ("only rises in these 100 steps: -s schedule.warmup_steps=10 " in stream.getvalue()) == (warmup_steps >= 100)
-
-
-def test_quiet_leaves_warnings(stderr: PutStream) -> None:
+def test_quiet_leaves_warnings_and_a_process_that_only_computes_nothing(stderr: PutStream) -> None:
     stream = stderr(80)
     loses = BitsPerByteResults(7, 100, 3.0, 2.5, 2.25, None)
-    tell([*STORY, RunAlreadyFinished(Path("runs/one"), 10, early=False), loses], quiet=True)
-    warning, finished, longer, by_counting = stream.getvalue().splitlines()
-    assert warning == f"warning: {SHOWN}\\nb"
-    assert finished.startswith("finished: runs/one ")
-    assert longer.startswith("  lmtool resume runs/one ")
-    assert by_counting.startswith("warning: ")
-
-
-def test_a_process_that_only_computes_says_nothing(stderr: PutStream) -> None:
-    stream = stderr(80)
-    tell(STORY, shown=False)
-    assert stream.getvalue() == ""
+    events = [*STORY, RunAlreadyFinished(Path("runs/one"), 10, early=False), loses]
+    tell(events, shown=False)
+    tell(events, quiet=True)
+    starts = (f"warning: {SHOWN}\\nb", "finished: runs/one ", "  lmtool resume runs/one ", "warning: ")
+    for line, start in zip(stream.getvalue().splitlines(), starts, strict=True):
+        assert line.startswith(start)
 
 
 # Times and speeds
@@ -231,19 +208,19 @@ def test_a_stage_has_the_time_of_its_own(stderr: PutStream, now: list[float]) ->
     ]
 
 
-def test_a_speed_is_that_of_all_recent_tokens(stderr: PutStream) -> None:
-    """Not those of the last step in the mean time of all."""
+@pytest.mark.parametrize(
+    ("steps", "end"),
+    [
+        # not the tokens of the last step in the mean time of all
+        ([stepped(n, seconds=0.1 * n, computed=100 * n) for n in range(1, 9)] + [stepped(9, 2.0, seconds=4.096)], None),
+        # without the first step, which is slow
+        ([stepped(1, seconds=50), stepped(2, seconds=1.0), stepped(3, 2.0, seconds=1.0)], "4,096 tokens/s  1:37 left"),
+    ],
+)
+def test_a_speed_is_that_of_all_recent_tokens(stderr: PutStream, steps: list[Any], end: str | None) -> None:
     stream = stderr()
-    steps = [stepped(n, seconds=0.1 * n, computed=100 * n) for n in range(1, 9)]
-    tell([plan(), *steps, stepped(9, valid_loss=2.0, seconds=4.096)])
-    assert " 1,000 tokens/s" in stream.getvalue().splitlines()[-1]
-
-
-def test_the_utilization_stands_beside_the_speed_where_the_peak_is_known(stderr: PutStream) -> None:
-    """4,096 tokens in half a second, of 81,920 in a second."""
-    stream = stderr()
-    tell([replace(plan(), peak_speed=81_920.0), stepped(1)])
-    assert "8,192 tokens/s  mfu 10.0 %" in stream.getvalue()
+    tell([plan(steps=100), *steps])
+    assert (end or " 1,000 tokens/s") in stream.getvalue().splitlines()[-1]
 
 
 def test_the_time_left_has_validations_in_it(stderr: PutStream, now: list[float]) -> None:
@@ -255,12 +232,6 @@ def test_the_time_left_has_validations_in_it(stderr: PutStream, now: list[float]
             now[0] += 4 if step % 5 == 0 else 1
             display.show(stepped(step, valid_loss=2.0 if step % 5 == 0 else None, seconds=1))
     assert stream.getvalue().splitlines()[-1].endswith(" 2:24 left")
-
-
-def test_time_left_forgets_the_slow_first_step(stderr: PutStream) -> None:
-    stream = stderr()
-    tell([plan(steps=100), stepped(1, seconds=50), stepped(2, seconds=1.0), stepped(3, 2.0, seconds=1.0)])
-    assert stream.getvalue().splitlines()[-1].endswith("4,096 tokens/s  1:37 left")
 
 
 # On a terminal

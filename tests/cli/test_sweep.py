@@ -104,15 +104,19 @@ def test_a_sweep_says_what_its_differences_are_worth(
     assert "one seed each" not in lmtool.succeeds(*varied, "runs/two", "--seeds", "2").err
 
 
-def test_no_other_file_is_overwritten(lmtool: CommandLine, home: Path, corpus: Path, inside: Trained) -> None:
+def test_other_files_and_sweeps_are_not_overwritten(
+    lmtool: CommandLine, home: Path, corpus: Path, inside: Trained
+) -> None:
+    words = ("sweep", corpus, *SMALL, "-s", "training.steps=1", "-s", "seed=1,2", "-o")
     for name in ("sweep.html", "best.yaml"):
         file = Path("runs") / name / name
         file.parent.mkdir(parents=True)
         file.write_text("mine")
-        words = ("sweep", corpus, *SMALL, "-s", "seed=1,2", "-o", file.parent)
-        lmtool.refuses(2, *words, words=["the file exists already", name])
+        lmtool.refuses(2, *words, file.parent, words=[name])
         assert file.read_text() == "mine"
     assert not inside
+    lmtool.succeeds(*words, "runs/one", "-q")
+    lmtool.refuses(2, *words, "runs/one", "-s", "model.d_model=32", words=["another run of this name", "-o"])
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
@@ -192,46 +196,24 @@ def test_what_fails_is_a_row_and_the_others_are_trained(
     assert "optimizer.lr" in Path("runs/some/lr=1e+29.log").read_text()
 
 
-def test_a_folder_of_another_sweep_is_refused(lmtool: CommandLine, home: Path, corpus: Path, inside: Trained) -> None:
-    words = ("sweep", corpus, *SMALL, "-s", "training.steps=1", "-s", "optimizer.lr=0.01,0.02", "-o", "runs/one")
-    lmtool.succeeds(*words, "-q")
-    lmtool.refuses(2, *words, "-s", "model.d_model=32", words=["another run of this name", "-o"])
-
-
 @pytest.mark.system
-def test_a_signal_saves_all_and_the_same_command_goes_on(work: Work) -> None:
-    """In processes of their own, two at once."""
-    settings = [str(work.text), "--recipe", str(work.recipe), "-s", "training.steps=400"]
-    settings += ["-s", "checkpoint.every=20", "-s", "evaluation.every=200"]
-    sweep = [*LMTOOL, "sweep", *settings, "-s", "optimizer.lr=0.001,0.003", "-o", str(work.folder / "all")]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_runs_of_a_sweep_that_is_ended_save_and_the_same_command_goes_on(work: Work, number: int) -> None:
+    """In processes of their own, two at once. Where the sweep is killed, also while they still save."""
+    settings = [str(work.text), "--recipe", str(work.recipe), "-s", "training.steps=600"]
+    settings += ["-s", "checkpoint.every=600", "-s", "evaluation.every=20"]
     alone = [*LMTOOL, "pretrain", *settings, "-s", "optimizer.lr=0.001", "-o", str(work.folder / "one")]
+    sweep = [*LMTOOL, "sweep", *settings, "-s", "optimizer.lr=0.001,0.003", "-o", str(work.folder / "all")]
     runs = [work.folder / "all" / f"lr={rate}" for rate in ("0.001", "0.003")]
     process = start(work, [*sweep, "--jobs", "2"])
     for run in runs:
         wait_until(partial(has_checkpoint, run), process, work)
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 130
-    assert [Run.open(run).state for run in runs] == ["stopped", "stopped"]
-    assert start(work, sweep).wait() == 0
-    assert start(work, alone).wait() == 0
-    assert weights(runs[0]) == weights(work.folder / "one")
-
-
-@pytest.mark.system
-def test_runs_of_a_killed_sweep_save_and_end_and_the_same_command_goes_on(work: Work) -> None:
-    """Also at once, while they still save."""
-    settings = [str(work.text), "--recipe", str(work.recipe), "-s", "training.steps=1000", "--jobs", "2"]
-    settings += ["-s", "checkpoint.every=1000", "-s", "evaluation.every=20"]
-    words = [*LMTOOL, "sweep", *settings, "-s", "optimizer.lr=0.001,0.003", "-o", str(work.folder / "all")]
-    runs = [work.folder / "all" / f"lr={rate}" for rate in ("0.001", "0.003")]
-    process = start(work, words)
-    for run in runs:
-        wait_until(partial(has_checkpoint, run), process, work)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    again = start(work, words)
-    assert again.wait() == 0, output(work)
+    process.send_signal(number)
+    assert process.wait() == (130 if number == signal.SIGINT else -number)
+    assert start(work, [*sweep, "--jobs", "2"]).wait() == 0, output(work)
     for run in runs:
         sessions = Run.open(run).info.sessions
         assert [session.outcome for session in sessions] == ["stopped", "finished"]
-        assert sessions[1].step < 1000
+        assert sessions[1].step < 600
+    assert start(work, alone).wait() == 0
+    assert weights(runs[0]) == weights(work.folder / "one")

@@ -180,15 +180,3 @@ def test_the_most_probable_answer_is_chosen(lmtool: CommandLine, home: Path, cou
     cut = lmtool.succeeds(*written, "--grammar", "long.lark", "--max-new-tokens", "1")
     assert {row["finish"] for row in read(cut.out)} == {"length"}
     assert "4 of 4" in cut.err
-
-
-def test_labels_have_other_names_and_columns(lmtool: CommandLine, home: Path, counted: Path) -> None:
-    write_table(home / "rows.csv", [("good", "1"), ("bad", "0"), ("plain", "0")], "review,stars")
-    asked = ("eval", counted, "rows.csv", "--prompt", "{review} verdict:", "--label-column", "stars", "--json")
-    found = lmtool.succeeds(*asked, "--answers", "0=no,1=yes").json()
-    assert found["answers"] == {"0": "no", "1": "yes"}
-    assert found["accuracy"] == pytest.approx(2 / 3)
-    turned = lmtool.succeeds(*asked, "--answers", "0=yes,1=no").json()
-    assert turned["accuracy"] == pytest.approx(1 / 3)
-    calibrated = lmtool.succeeds(*asked, "--answers", "0=no,1=yes", "--calibrate").json()
-    assert calibrated["accuracy"] == calibrated["calibrated"]["sum"]["accuracy"]

@@ -87,6 +87,6 @@ def test_writing_replaces_and_says_where_it_cannot(tmp_path: Path) -> None:
         write_page(tmp_path / "page.html", text)
     assert (tmp_path / "page.html").read_text() == "two"
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-    with refuses("resource") as raised:
+    with refuses("file_not_found") as raised:
         write_page(tmp_path / "none" / "page.html", "x")
     assert str(tmp_path / "none") in str(raised.value.lines())
