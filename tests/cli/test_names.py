@@ -199,26 +199,22 @@ def test_an_option_takes_all_that_names_a_model(option: str, opened: Any, lmtool
     assert kinds == NAMES.keys() - NOT_OPENED.get(option, set())
 
 
-@pytest.mark.parametrize("place", ["command line", "mapping", "file"])
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_takes_all_that_names_a_model(
-    key: str, place: str, opened: Any, lmtool: CommandLine, models: dict[str, Path]
-) -> None:
+def test_a_key_takes_all_that_names_a_model(key: str, opened: Any, lmtool: CommandLine) -> None:
+    """In the recipe's file, as on the command line."""
     *words, recipe = KEYS[key].split()
-    settings = {**KINDS.get(key, {}), key: "MODEL"}
+
+    def settings(name: str) -> list[str]:
+        return [f"{own}={value}".replace("MODEL", name) for own, value in {**KINDS.get(key, {}), key: "MODEL"}.items()]
+
+    def train_by_file(name: str) -> object:
+        Path("own.yaml").write_text(dump_yaml(load(recipe, settings(name)).recipe), encoding="utf-8")
+        return lmtool(*words, "own.yaml")
 
     def train(name: str) -> object:
-        given = [f"{own}={value}".replace("MODEL", name) for own, value in settings.items()]
-        source, options = recipe, [word for text in given for word in ("-s", text)]
-        if place == "mapping":
-            parts = key.rpartition(".")
-            options[-1] = f"{parts[0]}={{{parts[2]}: '{name}'}}"
-        if place == "file":
-            Path("own.yaml").write_text(dump_yaml(load(recipe, given).recipe), encoding="utf-8")
-            source, options = "own.yaml", []
-        return lmtool(*words, source, *options)
+        return lmtool(*words, recipe, *(word for text in settings(name) for word in ("-s", text)))
 
-    assert opened(train) == NAMES.keys() - NOT_OPENED.get(key, set())
+    assert opened(train) == opened(train_by_file) == NAMES.keys() - NOT_OPENED.get(key, set())
 
 
 def test_the_default_recipe_and_a_program_take_all_that_names_a_model(opened: Any, lmtool: CommandLine) -> None:

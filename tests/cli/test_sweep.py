@@ -119,23 +119,6 @@ def test_other_files_and_sweeps_are_not_overwritten(
     lmtool.refuses(2, *words, "runs/one", "-s", "model.d_model=32", words=["another run of this name", "-o"])
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
-    lmtool: CommandLine, home: Path, corpus: Path, inside: Trained
-) -> None:
-    words = ("sweep", corpus, *SMALL, "-s", "optimizer.lr=0.01,0.02", "-q", "-o")
-    lmtool.succeeds(*words, "runs/whole")
-    begun = ("pretrain", corpus, *SMALL, "-s", "optimizer.lr=0.01", "-q", "--until", "0.5", "-o")
-    (Path("runs") / "parts").mkdir()
-    lmtool.succeeds(*begun, "runs/parts/lr=0.01")
-    run = Run.open(Path("runs/parts/lr=0.01"))
-    assert list_checkpoints(run.path / "checkpoints")[-1][0] == 3
-    assert run.state == "stopped"
-    lmtool.succeeds(*words, "runs/parts")
-    for name in ("lr=0.01", "lr=0.02"):
-        assert weights(f"runs/parts/{name}") == weights(f"runs/whole/{name}")
-    assert [session.step for session in Run.open(run.path).info.sessions] == [0, 3]
-
-
 def test_a_search_trains_all_a_little_and_the_better_ones_on(
     lmtool: CommandLine, home: Path, corpus: Path, inside: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
