@@ -29,25 +29,12 @@ NAMES: Any = Names()
 
 
 def completion(**changes: Any) -> Completion:
-    told: dict[str, Any] = {
-        "request": 0,
-        "prompt": "<script>alert(1)</script>",
-        "sample": 0,
-        "draw": 0,
-        "text": "",
-        "tokens": (0, 1),
-        "logprobs": (log(0.6), log(0.04)),
-        "ranks": (1, 3),
-        "removed": (0.0, 0.25),
-        "score": None,
-        "steps": 2,
-        "seed": 0,
-        "finish_reason": "length",
-        "alternatives": (
-            (Alternative(0, log(0.6), True), Alternative(2, log(0.3), False)),
-            (Alternative(3, log(0.9), True), Alternative(1, log(0.04), True)),
-        ),
-    }
+    numbers = {"request": 0, "sample": 0, "draw": 0, "steps": 2, "seed": 0, "score": None}
+    texts = {"prompt": "<script>alert(1)</script>", "text": "", "finish_reason": "length"}
+    tokens = {"tokens": (0, 1), "logprobs": (log(0.6), log(0.04)), "ranks": (1, 3), "removed": (0.0, 0.25)}
+    first = (Alternative(0, log(0.6), True), Alternative(2, log(0.3), False))
+    second = (Alternative(3, log(0.9), True), Alternative(1, log(0.04), True))
+    told: dict[str, Any] = numbers | texts | tokens | {"alternatives": (first, second)}
     return Completion(**(told | changes))
 
 
