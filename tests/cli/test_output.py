@@ -1,9 +1,11 @@
 """What is printed of data: to a terminal no control characters, to a file or pipe the bytes that `-o` writes."""
 
+import io
 import json
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,9 @@ def test_a_pipe_gets_the_bytes_of_a_file(lmtool: CommandLine, hostile: Path, nam
     printed = lmtool.succeeds(*words).out
     lmtool.succeeds(*words, "-o", file)
     assert printed.encode() == (hostile / file).read_bytes()
+    with redirect_stdout(io.StringIO()) as kept:  # as in a notebook
+        lmtool(*words)
+    assert kept.getvalue() == printed
 
 
 def test_halves_of_surrogates_are_written(lmtool: CommandLine, hostile: Path) -> None:

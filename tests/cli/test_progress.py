@@ -131,6 +131,7 @@ def test_steps_samples_and_warnings_are_lines_where_there_is_no_terminal(stderr:
     [
         (started(("columns: text", f"table: {NASTY}")), f"run runs/one\ncolumns: text\ntable: {SHOWN}\\nb\ntokenizer"),
         (plan(first_step=10), "plan: no more steps after 10"),
+        (replace(plan(), held=512), "gradients and moments 512 B;"),
         (plan(warmup_steps=10), "only rises in these 10 steps: -s schedule.warmup_steps=1 "),
         ([replace(plan(), peak_speed=81_920.0), stepped(1)], "8,192 tokens/s  mfu 10.0 %"),
         (

@@ -82,13 +82,15 @@ def test_a_removal_is_asked_for(lmtool: CommandLine, first: Run, asked: Asked, a
     assert bool(re.fullmatch(r"removed runs/first, \d\.\d kB freed\n", told.out)) is not stays
 
 
-def test_nothing_is_removed_where_nobody_is_asked(
+def test_nothing_is_removed_where_nobody_is_asked_and_never_a_file_of_others(
     lmtool: CommandLine, first: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     lmtool.refuses(2, "runs", "rm", "first")
-    lmtool.succeeds("runs", "rm", "first", "--yes")
-    assert not first.path.exists()
+    far = first.path.rename("far").resolve()
+    (far / "notes.txt").write_text("mine")
+    assert lmtool.succeeds("runs", "rm", far, "--yes").err.startswith(f"kept in {far}: ")
+    assert [path.name for path in far.iterdir()] == ["notes.txt"]
 
 
 def test_old_runs_are_removed(lmtool: CommandLine, first: Run) -> None:

@@ -90,6 +90,8 @@ def test_each_combination_is_a_run_like_any_other(
     assert len([name for name, _ in inside if "0.04" in name]) == 2
     best = lmtool.succeeds("pretrain", "-r", "runs/grid/best.yaml", "-o", "runs/best", "-q")
     assert best.out.strip() == "runs/best"
+    lmtool.succeeds("runs", "rm", "grid", "--yes")
+    assert not Path("runs/grid").exists()
 
 
 def test_a_sweep_says_what_its_differences_are_worth(
@@ -101,7 +103,10 @@ def test_a_sweep_says_what_its_differences_are_worth(
     assert "every setting gave the same result" in same.err
     varied = (*swept, "-s", "optimizer.lr=0.01,0.02", "-o")
     assert "one seed each" in lmtool.succeeds(*varied, "runs/one").err
-    assert "one seed each" not in lmtool.succeeds(*varied, "runs/two", "--seeds", "2").err
+    inside.clear()
+    apart = ("-s", "model.n_layers=1,2", "--one-at-a-time", "--seeds", "2")
+    assert "one seed each" not in lmtool.succeeds(*varied, "runs/two", *apart).err
+    assert len(inside) == 3 * 2
 
 
 def test_other_files_and_sweeps_are_not_overwritten(

@@ -25,7 +25,7 @@ READING = {
 }
 ROWS = [("très bien, café", "oui"), ("pas mal; «été»", "oui"), ("mauvais\nnaïf", "non"), ('un "déjà" vu', "non")] * 6
 TEXTS = [text for text, _ in ROWS]
-LINEAR = ("-r", "linear", "-s", "optimizer.l2=1")
+LINEAR = ("-r", "linear")
 
 
 def write(path: Path, encoding: str) -> Path:
@@ -170,3 +170,4 @@ def test_the_most_probable_answer_is_chosen(lmtool: CommandLine, home: Path, cou
     cut = lmtool.succeeds(*written, "--grammar", "long.lark", "--max-new-tokens", "1")
     assert {row["finish"] for row in read(cut.out)} == {"length"}
     assert "4 of 4" in cut.err
+    assert lmtool.succeeds(*written, "--choices", "yes,no", "--num-beams", "2").err == ""
