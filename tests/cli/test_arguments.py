@@ -59,7 +59,7 @@ def test_an_argument_and_the_option_name_the_same_run(name: str) -> None:
     assert parsed("--run", "a-run", "--", *many) == expected
 
 
-def test_runs_that_are_named_twice_are_too_many(lmtool: CommandLine, run: Path) -> None:
+def test_several_runs_are_named_by_the_option_as_by_arguments(lmtool: CommandLine, run: Path) -> None:
     assert lmtool.succeeds("runs", "show", "--run", "last").out == lmtool.succeeds("runs", "show", RUN).out
     both = lmtool.succeeds("runs", "compare", "--run", "last", "--run", RUN).out
     assert both == lmtool.succeeds("runs", "compare", "last", RUN).out
@@ -173,7 +173,7 @@ def test_a_sentence_is_read_from_standard_input(
     assert lmtool.succeeds(*words, "-").out == expected
 
 
-def test_h_is_help() -> None:
+def test_h_is_another_name_of_help() -> None:
     for name in GROUPS.keys() - {"lmtool"}:
         result = CliRunner().invoke(app, [*name.split(), "-h"])
         assert (result.exit_code, "Usage: " in result.output) == (0, True), name

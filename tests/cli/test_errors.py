@@ -23,7 +23,7 @@ def test_a_very_long_name_is_shortened(lmtool: CommandLine, run: Path, command: 
 
 
 @pytest.mark.parametrize("place", ["file", "file/run", "/proc/run"])
-def test_a_folder_of_the_environment_that_cannot_be_made(
+def test_a_folder_of_the_environment_that_cannot_be_made_is_refused(
     lmtool: CommandLine, home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     (home / "file").write_text("mine")
@@ -46,7 +46,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(lmtool: CommandLine,
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_cuda_that_is_not_there(lmtool: CommandLine, run: Path, corpus: Path) -> None:
+def test_cuda_that_is_not_there_is_refused(lmtool: CommandLine, run: Path, corpus: Path) -> None:
     for command in (
         ("pretrain", corpus, *SMALL, "-s", "training.device=cuda"),
         ("resume", "last", "-s", "training.device=cuda"),
@@ -144,7 +144,7 @@ TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         (["2", "0", "-1", "localhost", "1"], ["'-1'", "LOCAL_RANK"]),
     ],
 )
-def test_an_environment_that_torchrun_did_not_make(
+def test_an_environment_that_torchrun_did_not_make_is_refused(
     lmtool: CommandLine, corpus: Path, home: Path, monkeypatch: pytest.MonkeyPatch, values: list[str], words: list[str]
 ) -> None:
     for name, value in zip(TORCHRUN, values, strict=False):
@@ -155,7 +155,7 @@ def test_an_environment_that_torchrun_did_not_make(
 @pytest.mark.parametrize(
     "command", [("generate", "The"), ("sweep", "text.txt", "-s", "seed=1,2"), ("eval", "last", "-")]
 )
-def test_commands_that_several_processes_would_repeat(
+def test_commands_that_several_processes_would_repeat_are_refused(
     lmtool: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     """Each would write the same files, or read a part of standard input."""
@@ -168,7 +168,7 @@ def test_commands_that_several_processes_would_repeat(
     assert lmtool("runs", "ls").code == 0
 
 
-def test_processes_that_cannot_meet(
+def test_processes_that_cannot_meet_are_refused(
     lmtool: CommandLine, home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -179,7 +179,9 @@ def test_processes_that_cannot_meet(
             lmtool.refuses(ENVIRONMENT, "pretrain", corpus, *SMALL, words=[word])
 
 
-def test_standard_input_that_is_closed(lmtool: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_that_is_closed_is_empty(
+    lmtool: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", None)
     lmtool.refuses(DATA, "eval", "last", "-", words=["empty"])
     sys.stdin.close()

@@ -86,7 +86,7 @@ def test_figures_rows_and_what_was_trained_on(lmtool: CommandLine, counted: Path
     assert "of 4 rows" in lmtool.succeeds("eval", counted, "--tasks", files / "words.yaml").err
 
 
-def test_the_line_to_type_is_told_before_anything_is_read(
+def test_without_lm_eval_it_is_told_how_to_install_it(
     lmtool: CommandLine, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)

@@ -93,7 +93,7 @@ def test_another_command_that_writes_there_removes_it_too(lmtool: CommandLine, f
     assert left_in(folder / "out") == []
 
 
-def test_an_import_into_the_cache_that_was_killed(
+def test_an_import_into_the_cache_that_was_killed_is_made_by_a_repeat(
     lmtool: CommandLine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LMTOOL_CACHE", str(folder / "cache"))

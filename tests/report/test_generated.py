@@ -61,7 +61,7 @@ def test_alternatives_of_filled_masks() -> None:
     assert (best.logprob,) == filled.logprobs
 
 
-def test_what_the_page_says() -> None:
+def test_a_page_has_probabilities_and_alternatives() -> None:
     html = render_completions_page([("One", completion())], NAMES, "run, step 1")
     (data,) = re.findall(r'<script type="application/json" id="tokens-1">(.*?)</script>', html)
     first, second = json.loads(data)
