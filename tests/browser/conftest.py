@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ import pytest
 from tests.browser.pages import write_pages
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-
-
 HITS = "window.hits = 0; window.hit = () => { window.hits += 1; };"
 """What hostile texts of `pages` call where they are markup."""
 
@@ -27,9 +24,9 @@ class Opened:
         self.complaints: list[str] = []
         self.requested: list[str] = []
         self._listeners = {
-            "console": lambda message: self._said(message.type, message.text),
+            "console": self._said,
             "pageerror": lambda error: self.complaints.append(str(error)),
-            "dialog": lambda dialog: (self.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+            "dialog": self._asked,
             "request": lambda request: self.requested.append(request.url),
         }
         for event, listener in self._listeners.items():
@@ -37,9 +34,13 @@ class Opened:
         page.goto(address)
         self.requested.remove(address.partition("#")[0])
 
-    def _said(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning"):
-            self.complaints.append(text)
+    def _said(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _asked(self, dialog: Any) -> None:
+        self.complaints.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def leave(self) -> None:
         """Listen no more to the page, which then shows nothing."""
@@ -47,10 +48,6 @@ class Opened:
             self.page.remove_listener(event, listener)
         self.page.goto("about:blank")
         self.page.mouse.move(0, 0)
-
-    def readout(self) -> str:
-        """What is read out below the first figure."""
-        return str(self.page.locator("figure").first.locator(".readout").text_content())
 
 
 @pytest.fixture(scope="session")
@@ -109,19 +106,6 @@ def in_browser(_all_pages: Pages) -> Iterator[Pages]:
     _all_pages.leave_all()
 
 
-@pytest.fixture
-def opened(in_browser: Pages, tmp_path: Path) -> Callable[..., Opened]:
-    """Opens HTML as a file, in a context with these options, such as color_scheme or viewport."""
-    numbers = count()
-
-    def call(html: str, **options: Any) -> Opened:
-        file = tmp_path / f"page-{next(numbers)}.html"
-        file.write_text(html, encoding="utf-8")
-        return in_browser.open(file.as_uri(), **options)
-
-    return call
-
-
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The file of each kind of page."""
@@ -137,7 +121,7 @@ def visit(in_browser: Pages, pages: dict[str, Path]) -> Iterator[Callable[..., A
 
     it requests nothing but itself, its console is silent, and no text of a run is markup.
     """
-    visits = []
+    visits: list[Opened] = []
 
     def call(kind: str, **options: Any) -> Any:
         visits.append(in_browser.open(pages[kind].as_uri(), **options))
@@ -147,3 +131,23 @@ def visit(in_browser: Pages, pages: dict[str, Path]) -> Iterator[Callable[..., A
     for one in visits:
         hits = one.page.evaluate("window.hits")
         assert (one.requested, one.complaints, hits) == ([], [], 0)
+
+
+@pytest.fixture
+def online(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a page of a server, which alone is asked; its console is silent, and no text is markup."""
+    visits: list[tuple[Opened, str]] = []
+
+    def call(address: str, **options: Any) -> Any:
+        context = chromium.new_context(**options)
+        context.set_default_timeout(30_000)
+        context.add_init_script(HITS)
+        visits.append((Opened(context.new_page(), address), address.partition("/#")[0].rstrip("/")))
+        return visits[-1][0].page
+
+    yield call
+    for one, address in visits:
+        hits = one.page.evaluate("window.hits")
+        one.page.context.close()
+        assert all(url.startswith((f"{address}/", "data:,")) for url in one.requested)
+        assert ([text for text in one.complaints if "Failed to load resource" not in text], hits) == ([], 0)

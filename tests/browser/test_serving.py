@@ -1,5 +1,7 @@
 """The page of `lmtool serve` in a browser: it asks its own server alone."""
 
+# ruff: noqa: F401, F811
+
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,39 +11,41 @@ import pytest
 from lmtool.generation.params import SamplingParams
 from lmtool.serving.guard import AccessPolicy
 from lmtool.serving.server import ServerConfig
-from tests.browser.conftest import HITS, Opened
-from tests.serving.conftest import folder, talker  # noqa: F401 - fixtures
+from tests.serving.conftest import folder, talker
 from tests.serving.harness import Served, served
-from tests.support.cases import nightly_but
 
 pytestmark = pytest.mark.browser
 KEY = "a-key-of-some-length"
+BRIEF = {"New_tokens": "8", "Temperature": "0"}
+"""Some seeds give an answer without text."""
 
 
 @pytest.fixture(scope="module")
-def server(talker: str) -> Iterator[Served]:  # noqa: F811
+def server(talker: str) -> Iterator[Served]:
     with served(talker) as found:
         yield found
 
 
+Visit = Callable[[Served], Any]
+
+
 @pytest.fixture
-def visit(chromium: Any) -> Iterator[Callable[[Served], Any]]:
-    """Opens the page of a server; at the end nothing but the server was asked, and the console is silent."""
-    visits: list[tuple[Opened, str]] = []
+def visit(online: Callable[..., Any]) -> Visit:
+    """Opens the page of a server."""
 
     def call(found: Served) -> Any:
-        context = chromium.new_context()
-        context.set_default_timeout(30_000)
-        context.add_init_script(HITS)
-        visits.append((Opened(context.new_page(), f"{found.address}/"), found.address))
-        return visits[-1][0].page
+        return online(f"{found.address}/")
 
-    yield call
-    for one, address in visits:
-        hits = one.page.evaluate("window.hits")
-        one.page.context.close()
-        assert all(url.startswith((f"{address}/", "data:,")) for url in one.requested)
-        assert ([text for text in one.complaints if "Failed to load resource" not in text], hits) == ([], 0)
+    return call
+
+
+def ready(page: Any, way: str, **settings: str) -> None:
+    """Choose one of the ways to generate, and settings by their labels."""
+    page.locator("#ways:not([hidden])").wait_for()
+    page.get_by_label(way).check()
+    page.get_by_text("Settings").click()
+    for name, value in settings.items():
+        page.get_by_label(name.replace("_", " ")).fill(value)
 
 
 def told(page: Any, words: str) -> None:
@@ -49,14 +53,10 @@ def told(page: Any, words: str) -> None:
     page.locator("#said", has_text=words).wait_for()
 
 
-def test_a_text_is_generated_with_its_probabilities(visit: Callable[[Served], Any], server: Served) -> None:
+def test_a_text_is_generated_with_its_probabilities(visit: Visit, server: Served) -> None:
     page = visit(server)
-    page.locator("#ways:not([hidden])").wait_for()
-    page.get_by_label("Continue a text").check()
+    ready(page, "Continue a text", New_tokens="12", Seed="7")
     page.get_by_label("Prompt").fill("Who saw <img src=x onerror=hit()>")
-    page.get_by_text("Settings").click()
-    page.get_by_label("New tokens").fill("12")
-    page.get_by_label("Seed").fill("7")
     page.get_by_role("button", name="Generate").click()
     told(page, "tokens/s")
     settings = SamplingParams(seed=7, temperature=0.8, max_new_tokens=12)
@@ -74,20 +74,16 @@ def test_a_text_is_generated_with_its_probabilities(visit: Callable[[Served], An
     assert "Seed 7," not in page.locator("#said").text_content()
 
 
-def test_a_text_is_stopped(visit: Callable[[Served], Any], server: Served) -> None:
+def test_a_text_is_stopped(visit: Visit, server: Served) -> None:
     page = visit(server)
-    page.locator("#ways:not([hidden])").wait_for()
-    page.get_by_label("Continue a text").check()
-    page.get_by_text("Settings").click()
-    page.get_by_label("New tokens").fill("4000")
-    page.get_by_label("Temperature").fill("0")  # this model then repeats itself without an end
+    ready(page, "Continue a text", New_tokens="4000", Temperature="0")  # this model then repeats itself without an end
     page.get_by_role("button", name="Generate").click()
     page.wait_for_selector("#written .token >> nth=3")
     page.get_by_role("button", name="Stop").click()
     told(page, "stopped after")
 
 
-def test_a_conversation_with_a_key(visit: Callable[[Served], Any], talker: str) -> None:  # noqa: F811
+def test_a_conversation_with_a_key(visit: Visit, talker: str) -> None:
     with served(talker, ServerConfig(access=AccessPolicy("127.0.0.1", KEY))) as found:
         page = visit(found)
         page.get_by_label("API key").fill("wrong")
@@ -97,9 +93,7 @@ def test_a_conversation_with_a_key(visit: Callable[[Served], Any], talker: str) 
         page.get_by_role("button", name="Use it").click()
         page.locator("#ways:not([hidden])").wait_for()
         assert page.get_by_label("Chat").is_checked()
-        page.get_by_text("Settings").click()
-        page.get_by_label("New tokens").fill("8")
-        page.get_by_label("Temperature").fill("0")  # some seeds give an answer without text
+        ready(page, "Chat", **BRIEF)
         for n in (1, 2):
             page.get_by_label("Message").fill(f"Who saw the ball {n}?")
             page.get_by_role("button", name="Generate").click()
@@ -128,18 +122,12 @@ FAULTS: dict[str, Callable[[Any], None]] = {
 CHAT = "**/v1/chat/completions"
 
 
-@pytest.mark.parametrize("fault", nightly_but(FAULTS, "refused", "no network", "a stream that breaks off"))
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_failed_message_is_back_in_the_input_and_the_conversation_as_before(
-    visit: Callable[[Served], Any],
-    server: Served,
-    fault: str,
+    visit: Visit, server: Served, fault: str
 ) -> None:
     page = visit(server)
-    page.locator("#ways:not([hidden])").wait_for()
-    page.get_by_label("Chat").check()
-    page.get_by_text("Settings").click()
-    page.get_by_label("New tokens").fill("8")
-    page.get_by_label("Temperature").fill("0")  # some seeds give an answer without text
+    ready(page, "Chat", **BRIEF)
     message, turns = page.get_by_label("Message"), page.locator(".turn")
     send = page.get_by_role("button", name="Generate")
 
@@ -173,7 +161,7 @@ def test_a_failed_message_is_back_in_the_input_and_the_conversation_as_before(
     assert message.input_value() == "not yet sent"
 
 
-def test_what_is_stopped_or_typed_meanwhile_is_not_lost(visit: Callable[[Served], Any], server: Served) -> None:
+def test_what_is_stopped_or_typed_meanwhile_is_not_lost(visit: Visit, server: Served) -> None:
     page = visit(server)
     page.locator("#ways:not([hidden])").wait_for()
     page.get_by_label("Chat").check()

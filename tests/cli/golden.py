@@ -217,7 +217,19 @@ def make_workbench(home: Path, trained: Path, counted: Path) -> None:
     make_damaged_runs(home / "runs" / RUN, home / "damaged")
     one_step = ("-s", "training.steps=1", "-s", "tokenizer.vocab_size=310")
     for words in (
-        ("finetune", "films.csv", "-r", "linear", "-s", "training.device=cpu", "-q", "-o", "films"),
+        (
+            "finetune",
+            "films.csv",
+            "-r",
+            "linear",
+            "-s",
+            "optimizer.l2=1",
+            "-s",
+            "training.device=cpu",
+            "-q",
+            "-o",
+            "films",
+        ),
         ("search", "index", "stories.txt", "--run", RUN, "-o", "index", "-q"),
         ("pretrain", "stories.txt", *SMALL, *one_step, "-q", "-o", "b"),
     ):

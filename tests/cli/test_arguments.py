@@ -12,9 +12,9 @@ from lmtool.apps.sweeping.sweep import SharedRunArguments
 from lmtool.cli import app
 from lmtool.cli.commands import serve
 from lmtool.cli.help import RUN_OPTION, find_near_words
+from lmtool.training.cost import planning
 from tests.support.cli import (
     COMMANDS,
-    GROUPS,
     RUN,
     SENTENCES,
     SMALL,
@@ -58,7 +58,7 @@ def test_an_argument_and_the_option_name_the_same_run(name: str) -> None:
     assert parsed("--run", "a-run", "--", *many) == expected
 
 
-def test_runs_that_are_named_twice_are_too_many(lmtool: CommandLine, run: Path) -> None:
+def test_several_runs_are_named_by_the_option_as_by_arguments(lmtool: CommandLine, run: Path) -> None:
     assert lmtool.succeeds("runs", "show", "--run", "last").out == lmtool.succeeds("runs", "show", RUN).out
     both = lmtool.succeeds("runs", "compare", "--run", "last", "--run", RUN).out
     assert both == lmtool.succeeds("runs", "compare", "last", RUN).out
@@ -71,10 +71,10 @@ def files(run: Path, home: Path) -> Path:
     return home
 
 
-LINEAR = ("-r", "linear", "-s", "training.device=cpu", "-q")
+LINEAR = ("-r", "linear", "-s", "training.device=cpu", "-s", "optimizer.l2=1", "-s", "evaluation.baseline=false", "-q")
 READING = {
     "pretrain": ("text.txt", ("pretrain", "-", *SMALL, "-q", "-o", "made")),
-    "plan": ("rows.csv", ("plan", "-", "--json", "-q")),
+    "plan": ("rows.csv", ("plan", "-", "-r", "linear", "-s", "optimizer.l2=1", "--json", "-q")),
     "tokenize": ("text.txt", ("tokenize", "-", "--kind", "char", "--json")),
     "check": ("rows.csv", ("check", "-", "--json")),
     "finetune": ("rows.csv", ("finetune", "-", *LINEAR, "-o", "made")),
@@ -113,7 +113,8 @@ def test_a_hyphen_is_standard_input(
 
     monkeypatch.setattr(SharedRunArguments, "resolve_for_all_runs", kept)
     monkeypatch.setattr(TableToLabel, "read", kept)
-    monkeypatch.setattr(serve, "_check_installed", lambda command: None)
+    monkeypatch.setattr(serve, "_check_installed", print)
+    monkeypatch.setattr(planning, "ESTIMATE_SECONDS", 0.01)
     content = (files / file).read_bytes()
     pipe_in(monkeypatch, content)
     outcome = lmtool.succeeds(*words)
@@ -142,54 +143,52 @@ def test_a_run_that_was_trained_on_standard_input_is_resumed(
 
 
 def test_what_is_piped_in_is_the_prompts(lmtool: CommandLine, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (files / "prompts.txt").write_text("The baker\nThe sailor\n")
+    """Without a name, what the shell puts into standard input; beside one it is not read."""
     settings = ("--greedy", "--max-new-tokens", "3", "-q")
-    expected = lmtool.succeeds("generate", "--prompt-file", "prompts.txt", *settings).out
-    for words in (("generate",), ("generate", "-")):
-        with open(files / "prompts.txt") as piped, monkeypatch.context() as patch:
+    (files / "prompts.txt").write_text("The baker\nThe sailor\n")
+    (files / "empty.txt").touch()
+
+    def generated(file: str, *words: str) -> str:
+        with open(files / file) as piped, monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", piped)
-            assert lmtool.succeeds(*words, *settings).out == expected
-    (files / "empty.txt").write_text("")
-    with open(files / "empty.txt") as piped, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdin", piped)
-        nothing = lmtool.succeeds("generate", *settings).out
-    assert nothing == lmtool.succeeds("generate", "", *settings).out
-    with open(files / "prompts.txt") as piped, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdin", piped)
-        alone = lmtool.succeeds("generate", "The moon", *settings).out
+            return lmtool.succeeds("generate", *words, *settings).out
+
+    expected = lmtool.succeeds("generate", "--prompt-file", "prompts.txt", *settings).out
+    assert generated("prompts.txt") == generated("prompts.txt", "-") == expected
+    assert generated("empty.txt") == lmtool.succeeds("generate", "", *settings).out
+    alone = generated("prompts.txt", "The moon")
     assert alone.startswith("The moon")
     assert "---" not in alone
 
 
-@pytest.mark.parametrize("words", [("gradients",), ("attention", "--json"), ("tokenize",)], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words", [("gradients", "last"), ("attention", "last", "--json"), ("tokenize", "--tokenizer", "last", "--show")]
+)
 def test_a_sentence_is_read_from_standard_input(
-    lmtool: CommandLine, files: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    lmtool: CommandLine, files: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    command, *more = words
-    named = ["--tokenizer", "last", "--show"] if command == "tokenize" else ["last"]
-    expected = lmtool.succeeds(command, *named, "The baker sold", *more).out
+    expected = lmtool.succeeds(*words, "The baker sold").out
     pipe_in(monkeypatch, b"The baker sold\n")
-    assert lmtool.succeeds(command, *named, "-", *more).out == expected
+    assert lmtool.succeeds(*words, "-").out == expected
 
 
-@pytest.mark.parametrize("name", [name for name in GROUPS if name != "lmtool"])
-def test_h_is_help(name: str) -> None:
-    result = CliRunner().invoke(app, [*name.split(), "-h"])
-    assert (result.exit_code, "Usage: " in result.output) == (0, True)
+def test_h_is_another_name_of_help() -> None:
+    """Of every command, since all have it from the program."""
+    for name in ("runs", "runs ls", "generate"):
+        result = CliRunner().invoke(app, [*name.split(), "-h"])
+        assert (result.exit_code, "Usage: " in result.output) == (0, True), name
 
 
 def test_only_near_names_are_suggested() -> None:
     options = ["--temperature", "--top-k", "--max-new-tokens", "--json", "--prompt-file", "--seed", "--run", "--greedy"]
-    for typed, meant in {
-        "--temp": ["--temperature"],
-        "--temprature": ["--temperature"],
-        "--jsno": ["--json"],
-        "--max_new_token": ["--max-new-tokens"],
-        "--max-tokens": ["--max-new-tokens"],
-        "--prompt": ["--prompt-file"],
-        "--from": [],
-        "--reedy": ["--greedy"],
-        "--tok": [],
-        "--format": [],
-    }.items():
-        assert find_near_words(typed, options) == meant
+    for meant, *typed in (
+        ("--temperature", "--temp", "--temprature"),
+        ("--json", "--jsno"),
+        ("--max-new-tokens", "--max_new_token", "--max-tokens"),
+        ("--prompt-file", "--prompt"),
+        ("--greedy", "--reedy"),
+    ):
+        for name in typed:
+            assert find_near_words(name, options) == [meant]
+    for name in ("--from", "--tok", "--format"):
+        assert find_near_words(name, options) == []

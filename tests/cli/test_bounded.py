@@ -9,17 +9,13 @@ from pathlib import Path
 import pytest
 
 from lmtool.interop.export.exporting import export
-from lmtool.runs.directory import (
-    METRICS,
-    RECIPE,
-    TOKENIZER_FILE,
-    VALIDATED,
-)
+from lmtool.runs.directory import METRICS, RECIPE, TOKENIZER_FILE, VALIDATED
 from tests.runs.killing import in_child
 from tests.support.cli import CommandLine
 
-HUGE = 40_000_000_000
-MEMORY = 4_000_000_000
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="measures its memory through /proc")
+HUGE = 2_000_000_000
+MEMORY = 1_500_000_000
 """Bytes that a command may take beyond those of this process."""
 
 
@@ -76,7 +72,6 @@ def outcome_of(lmtool: CommandLine, *arguments: object, memory: int = MEMORY) ->
     return code, out, err
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="measures its memory through /proc")
 @pytest.mark.parametrize(("name", "attack", "needing"), FILES)
 def test_a_file_of_a_run_that_never_ends_is_refused_at_once(
     lmtool: CommandLine, run: Path, name: str, attack: str, needing: tuple[str, ...]
@@ -89,7 +84,6 @@ def test_a_file_of_a_run_that_never_ends_is_refused_at_once(
         assert not code or 1 <= len(err.splitlines()) <= 3
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="measures its memory through /proc")
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_others_are_found_beside_a_run_that_cannot_be_read(
     lmtool: CommandLine, run: Path, home: Path, attack: str
@@ -110,7 +104,6 @@ def published(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
     return folder
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="measures its memory through /proc")
 @pytest.mark.parametrize(
     ("name", "attack"),
     [

@@ -66,9 +66,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of lm-eval, and of what it 
 
 
 @pytest.mark.usefixtures("lm_eval")
-def test_figures_and_rows(lmtool: CommandLine, counted: Path, files: Path, home: Path) -> None:
+def test_figures_rows_and_what_was_trained_on(lmtool: CommandLine, counted: Path, files: Path, home: Path) -> None:
     asked = ("eval", counted, "--tasks", files, "--rows", "rows.jsonl", "--json")
-    found = json.loads(lmtool.succeeds(*asked).out)
+    found = lmtool.succeeds(*asked).json()
     tasks = found["tasks"]
     assert list(tasks) == ["texts", "words", "written"]
     assert tasks["words"]["metrics"]["acc"]["value"] == tasks["written"]["metrics"]["exact_match,word"]["value"] == 0.75
@@ -80,20 +80,13 @@ def test_figures_and_rows(lmtool: CommandLine, counted: Path, files: Path, home:
     assert [row["acc"] for row in rows if row["task"] == "words"] == [1, 1, 1, 0]
     lmtool.refuses(2, *asked, words=["exists already"])
     shown = lmtool.succeeds("eval", counted, "--tasks", f"{files}/words.yaml,{files}/texts.yaml", "--limit", "2")
-    assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [["words", "acc"], ["texts", "bits_per_byte"]]
-    assert shown.out.splitlines()[1].split()[2] == "1.0000"
+    first, second = (line.split() for line in shown.out.splitlines()[1:])
+    assert first[:3] == ["words", "acc", "1.0000"]
+    assert second[:2] == ["texts", "bits_per_byte"]
+    assert "of 4 rows" in lmtool.succeeds("eval", counted, "--tasks", files / "words.yaml").err
 
 
-@pytest.mark.usefixtures("lm_eval")
-def test_rows_that_were_trained_on_are_told(lmtool: CommandLine, counted: Path, files: Path, home: Path) -> None:
-    asked = ("eval", counted, "--tasks", files / "words.yaml")
-    leaks = json.loads(lmtool.succeeds(*asked, "--json").out)["leaks"]
-    assert [one["count"] for one in leaks] == [3]
-    assert "words, row 1: 'good verdict: yes'" in leaks[0]["text"]
-    assert "3 of 4 rows (75.0 %) are in the training text" in lmtool.succeeds(*asked).err
-
-
-def test_the_line_to_type_is_told_before_anything_is_read(
+def test_without_lm_eval_it_is_told_how_to_install_it(
     lmtool: CommandLine, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)

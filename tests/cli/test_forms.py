@@ -1,6 +1,5 @@
 """Forms on the command line: what is asked for is kept, and what contradicts it is named."""
 
-import io
 import json
 import re
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from tests.support.cli import CommandLine
+from tests.support.cli import CommandLine, pipe_in
 
 FACTS = {
     "type": "object",
@@ -25,24 +24,18 @@ def schema(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def grammar(tmp_path: Path) -> Path:
-    path = tmp_path / "list.lark"
-    path.write_text('start: word (", " word)*\nword: "the" | "map" | "moon"\n')
-    return path
+def test_each_option_keeps_its_form(lmtool: CommandLine, trained: Path, schema: Path, tmp_path: Path) -> None:
+    grammar = tmp_path / "list.lark"
+    grammar.write_text('start: word (", " word)*\nword: "the" | "map" | "moon"\n')
 
+    def said(*form: object) -> str:
+        asked = ("generate", "The sailor", "--run", trained, "--max-new-tokens", "60", "--complete", "-q", "--no-echo")
+        return lmtool.succeeds(*asked, *form, "--seed", 1).out.strip()
 
-def test_each_option_keeps_its_form(lmtool: CommandLine, trained: Path, schema: Path, grammar: Path) -> None:
-    asked = ("generate", "The sailor", "--run", trained, "--max-new-tokens", "60", "--complete", "-q", "--no-echo")
-    for seed in range(3):
-        said = lmtool.succeeds(*asked, "--choices", " a kettle, a map", "--seed", seed).out
-        assert said in ("a kettle\n", "a map\n")
-        assert re.fullmatch(
-            "[ab]{3}[0-9]+", lmtool.succeeds(*asked, "--regex", "[ab]{3}[0-9]+", "--seed", seed).out.strip()
-        )
-        jsonschema.validate(json.loads(lmtool.succeeds(*asked, "--json-schema", schema, "--seed", seed).out), FACTS)
-        words = lmtool.succeeds(*asked, "--grammar", grammar, "--seed", seed).out.strip().split(", ")
-        assert set(words) <= {"the", "map", "moon"}
+    assert said("--choices", " a kettle, a map") in ("a kettle", "a map")
+    assert re.fullmatch("[ab]{3}[0-9]+", said("--regex", "[ab]{3}[0-9]+"))
+    jsonschema.validate(json.loads(said("--json-schema", schema)), FACTS)
+    assert set(said("--grammar", grammar).split(", ")) <= {"the", "map", "moon"}
 
 
 def test_a_text_that_is_cut_within_its_form_is_told(
@@ -65,11 +58,8 @@ def test_a_text_that_is_cut_within_its_form_is_told(
     free = lmtool.succeeds("generate", "The sailor", "--run", trained, "-q", "--max-new-tokens", "5")
     assert free.err == ""
 
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who?\n")))
+    pipe_in(monkeypatch, "Who?\n")
     chat = lmtool.succeeds("chat", trained, "--json-schema", schema, "-q", "--max-new-tokens", "5")
     assert chat.err.startswith("warning: ")
-
-
-def test_a_conversation_has_a_form(lmtool: CommandLine, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who?\n")))
+    pipe_in(monkeypatch, "Who?\n")
     assert lmtool.succeeds("chat", trained, "--choices", "me,you", "-q").out.strip() in ("me", "you")

@@ -77,12 +77,7 @@ def test_a_command_is_refused_as_the_golden_file_says(
 
 @pytest.mark.parametrize("part", read_parts(OUTPUTS))
 def test_commands_print_what_the_golden_file_says(
-    part: str,
-    lmtool: CommandLine,
-    workbench: Path,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    equals_golden: Compare,
+    part: str, lmtool: CommandLine, workbench: Path, home: Path, monkeypatch: pytest.MonkeyPatch, equals_golden: Compare
 ) -> None:
     monkeypatch.setattr(planning, "ESTIMATE_SECONDS", 0.01)
     monkeypatch.setattr(secrets, "randbelow", lambda n: n // 2)  # the seed of what is sampled without --seed

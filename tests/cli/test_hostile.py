@@ -5,9 +5,7 @@ program and connecting to a network are noticed by Python's audit events, wherev
 a "secret".
 """
 
-import io
 import json
-import os
 import pickle
 import shutil
 import sys
@@ -19,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.cli import CommandLine
+from tests.support.cli import CommandLine, pipe_in
 
 PAYLOAD = "import pathlib; pathlib.Path('ran').touch()\n"
 EVENTS = ("pickle.find_class", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "socket.connect")
@@ -112,7 +110,7 @@ def test_a_chat_template_cannot_leave_its_sandbox(
         "{% include '/etc/passwd' %}",
     ):
         (published / "chat_template.jinja").write_text(source)
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello.\n")))
+        pipe_in(monkeypatch, "Hello.\n")
         outcome = lmtool("chat", "published", "--max-new-tokens", "2")
         assert (outcome.code, outcome.out) == (4, "")
         assert "template" in outcome.err
@@ -127,18 +125,13 @@ def test_files_outside_of_a_model_are_not_read(lmtool: CommandLine, published: P
     lmtool.refuses(4, "import", "published")
 
 
-@pytest.mark.parametrize("place", ["a recipe", "the recipe of a run"])
-def test_a_recipe_makes_no_objects(
-    lmtool: CommandLine, run: Path, corpus: Path, inert: None, home: Path, place: str
-) -> None:
+def test_a_recipe_makes_no_objects(lmtool: CommandLine, run: Path, corpus: Path, inert: None) -> None:
     tag = '!!python/object/apply:os.system ["touch ran"]'
-    if place == "a recipe":
-        (home / "bad.yaml").write_text(f"seed: {tag}\n")
-        assert lmtool("pretrain", corpus, "--recipe", "bad.yaml").code == 2
-    else:
-        path = run / "recipe.yaml"
-        path.write_text(path.read_text() + f"\nx: {tag}\n")
-        assert lmtool("generate", "The", "--greedy").code in (0, 2, 4)
+    Path("bad.yaml").write_text(f"seed: {tag}\n")
+    assert lmtool("pretrain", corpus, "--recipe", "bad.yaml").code == 2
+    path = run / "recipe.yaml"
+    path.write_text(path.read_text() + f"\nx: {tag}\n")
+    assert lmtool("generate", "The", "--greedy").code in (0, 2, 4)
 
 
 def test_a_recipe_is_shown_without_what_it_names(lmtool: CommandLine, home: Path, inert: None) -> None:
@@ -169,7 +162,7 @@ def test_a_dataset_runs_no_script_and_reads_no_pickle(lmtool: CommandLine, home:
     lmtool.refuses(3, "pretrain", "hf:set")
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet", "rows.npz", "rows.txt", "rows.pt"])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet", "rows.npz", "rows.pt"])
 def test_a_pickle_is_no_table_and_no_text(lmtool: CommandLine, run: Path, home: Path, inert: None, name: str) -> None:
     bomb(home / name)
     lmtool.refuses(3, "eval", "last", name)
@@ -187,11 +180,12 @@ def test_word_vectors_are_no_pickles(lmtool: CommandLine, home: Path, corpus: Pa
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e[bold red]x[/]"
 
 
-def test_text_of_others_is_printed_as_text(lmtool: CommandLine, home: Path, run: Path, inert: None) -> None:
+def test_text_of_others_is_printed_as_text(lmtool: CommandLine, home: Path, inert: None) -> None:
     rows = [f'"{ESCAPES} {i}",{ESCAPES if i % 2 else "b"}' for i in range(20)]
     (home / "rows.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
-    outcome = lmtool.succeeds("finetune", "rows.csv", "-s", "training.steps=1", "-s", "training.epochs=null")
+    outcome = lmtool.succeeds(
+        "finetune", "rows.csv", "-r", "dan", "-s", "training.steps=1", "-s", "training.epochs=null"
+    )
     assert all(line.isprintable() for line in (outcome.out + outcome.err).splitlines())
     page = next(home.rglob("report.html")).read_text(encoding="utf-8")
     assert "\x1b" not in page
-    assert os.listdir(home)

@@ -93,7 +93,7 @@ def test_another_command_that_writes_there_removes_it_too(lmtool: CommandLine, f
     assert left_in(folder / "out") == []
 
 
-def test_an_import_into_the_cache_that_was_killed(
+def test_an_import_into_the_cache_that_was_killed_is_made_by_a_repeat(
     lmtool: CommandLine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LMTOOL_CACHE", str(folder / "cache"))
@@ -131,11 +131,3 @@ def _kill_at_rename() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)
-
-
-def test_nothing_stays_of_an_import_that_fails(lmtool: CommandLine, folder: Path) -> None:
-    lmtool.succeeds("export", "last", "published")
-    (folder / "published" / "tokenizer.json").write_text("{}")
-    before = sorted((folder / "runs").iterdir())
-    assert lmtool("import", "published").code == 4
-    assert sorted((folder / "runs").iterdir()) == before

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 import lmtool as api
 from lmtool.apps.search.entries import Entry
 from lmtool.apps.search.index import add_or_replace_texts
-from lmtool.cli import app
+from lmtool.cli.help import RUN_OPTION
 from lmtool.compute.device import CPU
 from lmtool.data.survey import no_progress
 from lmtool.interop import importing
@@ -26,21 +25,18 @@ from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.directory import Run
 from lmtool.runs.load import load_run
-from tests.support.cli import RUN, SENTENCES, CommandLine
+from tests.support.cli import COMMANDS, RUN, SENTENCES, CommandLine, film_rows, write_table
 
-FOLDERS = {
-    "directory": f"elsewhere/{RUN}",
-    "checkpoint": f"elsewhere/{RUN}/checkpoints/step-000004",
-    "published directory": "hf",
-}
 NAMES = {
     "name": RUN,
     "last": "last",
     "step": f"{RUN}@4",
+    "directory": f"elsewhere/{RUN}",
+    "checkpoint": f"elsewhere/{RUN}/checkpoints/step-000004",
     "step of a directory": f"elsewhere/{RUN}/checkpoints/step-4",
+    "published directory": "hf",
     "GGUF file": "model.gguf",
     "name on the Hub": "hf:org/name",
-    **FOLDERS,
 }
 """Each kind of name of a model, with one of them."""
 
@@ -104,25 +100,34 @@ class OpenedError(BaseException):
     """Raised when the model is opened; nothing handles it."""
 
 
-@pytest.fixture(scope="session")
-def published(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("published")
-    export(str(trained), folder / "hf", dtype="float32", max_shard_bytes=10**9)
-    export_gguf_and_modelfile(str(trained), folder / "model.gguf", "f16")
-    return folder
-
-
 @pytest.fixture(scope="module")
-def prepared(
-    trained: Path, published: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Path, dict[str, Path]]]:
+def prepared(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Path]]]:
     """A folder in which each kind of name leads to a run, and the directories of these runs."""
-    home = tmp_path_factory.mktemp("names") / "home"
-    home.mkdir()
+    home = tmp_path_factory.mktemp("names")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         patch.setenv("LMTOOL_RUNS", "runs")
-        yield home, models_in(home, trained, published, patch)
+        patch.setenv("LMTOOL_CACHE", str(home / "cache"))
+        for folder in ("runs", "elsewhere"):
+            shutil.copytree(trained, home / folder / RUN)
+        shutil.copytree(trained, home / "runs" / "other")
+        older = Run.open(home / "runs" / "other")
+        begun = [one.model_copy(update={"started": "2020-01-01T00:00:00+00:00"}) for one in older.info.sessions]
+        (older.path / "run.json").write_bytes(older.info.model_copy(update={"sessions": begun}).to_json_bytes())
+        export(str(trained), home / "hf", dtype="float32", max_shard_bytes=10**9)
+        export_gguf_and_modelfile(str(trained), home / "model.gguf", "f16")
+        (home / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
+        write_table(home / "rows.csv", film_rows())
+        entries = [Entry("a", "a", "The baker.")]
+        add_or_replace_texts(home / "texts.index", load_run(str(older.path), CPU), entries, no_progress)
+        patch.setattr(importing, "download_hub_model", lambda reference: (home / "hf", "c0ffee"))
+        runs = dict.fromkeys(NAMES, home / "runs" / RUN)
+        runs |= dict.fromkeys(("directory", "checkpoint", "step of a directory"), home / "elsewhere" / RUN)
+        for kind in ("published directory", "GGUF file", "name on the Hub"):
+            runs[kind] = importing.import_to_cache(NAMES[kind])
+        assert runs["name on the Hub"].parent == imports_folder()
+        assert hub_note_file("hf:org/name").exists()
+        yield home, runs
 
 
 @pytest.fixture
@@ -131,35 +136,6 @@ def models(prepared: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPat
     home, runs = prepared
     monkeypatch.chdir(home)
     monkeypatch.setenv("LMTOOL_RUNS", "runs")
-    return runs
-
-
-def models_in(home: Path, trained: Path, published: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    monkeypatch.setenv("LMTOOL_CACHE", str(home / "cache"))
-    for folder in ("runs", "elsewhere"):
-        shutil.copytree(trained, home / folder / RUN)
-    shutil.copytree(trained, home / "runs" / "other")
-    info = home / "runs" / "other" / "run.json"
-    run = Run.open(info.parent)
-    sessions = [session.model_copy(update={"started": "2020-01-01T00:00:00+00:00"}) for session in run.info.sessions]
-    info.write_bytes(run.info.model_copy(update={"sessions": sessions}).to_json_bytes())
-    for name in ("hf", "model.gguf"):
-        (home / name).symlink_to(published / name)
-    (home / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
-    (home / "rows.csv").write_text("text,label\n" + "good day,a\nbad day,b\n" * 20, encoding="utf-8")
-    add_or_replace_texts(
-        home / "texts.index", load_run(str(home / "runs" / "other"), CPU), [Entry("a", "a", "The baker.")], no_progress
-    )
-    runs = dict.fromkeys(NAMES, home / "runs" / RUN)
-    runs |= dict.fromkeys(("directory", "checkpoint", "step of a directory"), home / "elsewhere" / RUN)
-    runs |= {
-        "published directory": importing.import_to_cache("hf"),
-        "GGUF file": importing.import_to_cache("model.gguf"),
-    }
-    monkeypatch.setattr(importing, "download_hub_model", lambda reference: (home / "hf", "c0ffee"))
-    runs["name on the Hub"] = importing.import_to_cache("hf:org/name")
-    assert runs["name on the Hub"].parent == imports_folder()
-    assert hub_note_file("hf:org/name").exists()
     return runs
 
 
@@ -188,15 +164,9 @@ def opened(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Callable
 
 
 def named(metavar: str) -> list[str]:
-    """Each argument and option with a metavar that holds this one."""
-
-    def visit(command: Any, path: tuple[str, ...]) -> Any:
-        for name, sub in getattr(command, "commands", {}).items():
-            yield from visit(sub, (*path, name))
-        params = [param for param in command.params if param.name != "run_by_option"]  # another way to name the run
-        yield from (" ".join((*path, param.name)) for param in params if metavar in str(param.metavar))
-
-    return list(visit(typer.main.get_command(app), ()))
+    """Each argument and option with a metavar that holds this one, but another way to name the run."""
+    params = ((name, one) for name, command in COMMANDS.items() for one in command.params if one.name != RUN_OPTION)
+    return [f"{name} {one.name}" for name, one in params if metavar in str(one.metavar)]
 
 
 def test_every_option_that_names_a_model_is_known() -> None:
@@ -229,35 +199,25 @@ def test_an_option_takes_all_that_names_a_model(option: str, opened: Any, lmtool
     assert kinds == NAMES.keys() - NOT_OPENED.get(option, set())
 
 
-@pytest.mark.parametrize("place", ["command line", "mapping", "file"])
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_takes_all_that_names_a_model(
-    key: str, place: str, opened: Any, lmtool: CommandLine, models: dict[str, Path]
-) -> None:
+def test_a_key_takes_all_that_names_a_model(key: str, opened: Any, lmtool: CommandLine) -> None:
+    """In the recipe's file, as on the command line."""
     *words, recipe = KEYS[key].split()
-    settings = {**KINDS.get(key, {}), key: "MODEL"}
+
+    def settings(name: str) -> list[str]:
+        return [f"{own}={value}".replace("MODEL", name) for own, value in {**KINDS.get(key, {}), key: "MODEL"}.items()]
+
+    def train_by_file(name: str) -> object:
+        Path("own.yaml").write_text(dump_yaml(load(recipe, settings(name)).recipe), encoding="utf-8")
+        return lmtool(*words, "own.yaml")
 
     def train(name: str) -> object:
-        given = [f"{own}={value}".replace("MODEL", name) for own, value in settings.items()]
-        source, options = recipe, [word for text in given for word in ("-s", text)]
-        if place == "mapping":
-            parts = key.rpartition(".")
-            options[-1] = f"{parts[0]}={{{parts[2]}: '{name}'}}"
-        if place == "file":
-            Path("own.yaml").write_text(dump_yaml(load(recipe, given).recipe), encoding="utf-8")
-            source, options = "own.yaml", []
-        return lmtool(*words, source, *options)
+        return lmtool(*words, recipe, *(word for text in settings(name) for word in ("-s", text)))
 
-    assert opened(train) == NAMES.keys() - NOT_OPENED.get(key, set())
+    assert opened(train) == opened(train_by_file) == NAMES.keys() - NOT_OPENED.get(key, set())
 
 
-def test_the_default_recipe_takes_all_that_names_a_model(opened: Any, lmtool: CommandLine) -> None:
-    def train(name: str) -> object:
-        return lmtool("pretrain", "text.txt", "-s", f"distillation.teacher={name}")
-
-    assert opened(train) == NAMES.keys()
-
-
-def test_a_program_takes_all_that_names_a_model(opened: Any) -> None:
+def test_the_default_recipe_and_a_program_take_all_that_names_a_model(opened: Any, lmtool: CommandLine) -> None:
+    assert opened(lambda name: lmtool("pretrain", "text.txt", "-s", f"distillation.teacher={name}")) == NAMES.keys()
     assert opened(api.load) == NAMES.keys()
     assert opened(lambda name: api.load("runs/other", draft=name)) == NAMES.keys()

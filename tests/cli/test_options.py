@@ -18,7 +18,7 @@ from lmtool.recipe.spec.text import TABLE_KEYS
 from lmtool.training import train as starting
 from lmtool.training.cost import planning
 from lmtool.training.plan import TrainingPlan
-from tests.support.cli import SENTENCES, CommandLine
+from tests.support.cli import SENTENCES, CommandLine, write_table
 from tests.support.training import no_report
 
 MODEL: dict[str, Any] = {"kind": "transformer", "n_layers": 1, "d_model": 16, "n_heads": 2, "context": 16}
@@ -154,22 +154,24 @@ OTHERS = {
 @pytest.fixture
 def files(home: Path, trained: Path) -> Path:
     shutil.copytree(trained, home / "base")
-    (home / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
-    (home / "held.txt").write_text("\n".join(SENTENCES[::3]), encoding="utf-8")
-    lines = [json.dumps({"body": text, "text": text[::-1]}) for text in SENTENCES]
-    (home / "body.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    rows = [f"good {i},fine {i},{'ab'[i % 2]},{'yn'[i % 2]},{i}" for i in range(40)]
-    (home / "rows.csv").write_text("\n".join(["text,body,label,stars,2024", *rows]), encoding="utf-8")
-    (home / "bars.csv").write_text("\n".join(["text|label", *(f"good, {i}|{i % 2}" for i in range(40))]))
-    (home / "pairs.csv").write_text("\n".join(["source,target", *(f"say {i},{i}" for i in range(40))]))
+    rows = [(f"good {i}", f"fine {i}", "ab"[i % 2], "yn"[i % 2], i) for i in range(40)]
+    write_table(home / "rows.csv", rows, "text,body,label,stars,2024")
+    write_table(home / "bars.csv", [(f"good, {i}", i % 2) for i in range(40)], "text|label", "|")
+    write_table(home / "pairs.csv", [(f"say {i}", i) for i in range(40)], "source,target")
     talk = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]
-    (home / "talk.jsonl").write_text("\n".join([json.dumps({"talk": talk, "other": 1})] * 20))
-    (home / "rows.conll").write_text("Anna B-PER\nsold O\nmaps O\n\nTom B-PER\nran O\n\n" * 20)
     asked = [{"id": str(i), "question": "What?", "answers": [{"text": "maps", "answer_start": 5}]} for i in range(20)]
     squad = {"version": "1", "data": [{"title": "t", "paragraphs": [{"context": "sold maps", "qas": asked}]}]}
-    (home / "answers.json").write_text(json.dumps(squad))
-    for name, recipe in RECIPES.items():
-        (home / name).write_text(json.dumps(recipe), encoding="utf-8")
+    written = {
+        "text.txt": "\n".join(SENTENCES),
+        "held.txt": "\n".join(SENTENCES[::3]),
+        "body.jsonl": "\n".join(json.dumps({"body": text, "text": text[::-1]}) for text in SENTENCES),
+        "talk.jsonl": "\n".join([json.dumps({"talk": talk, "other": 1})] * 20),
+        "rows.conll": "Anna B-PER\nsold O\nmaps O\n\nTom B-PER\nran O\n\n" * 20,
+        "answers.json": json.dumps(squad),
+        **{name: json.dumps(recipe) for name, recipe in RECIPES.items()},
+    }
+    for name, content in written.items():
+        (home / name).write_text(content, encoding="utf-8")
     return home
 
 
@@ -178,12 +180,8 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
     """The recipe that a command would run, for check what is read and of which kind; or its exit code."""
     found: list[Any] = []
 
-    def keep(plan: TrainingPlan, *given: Any, **more: Any) -> Iterator[Any]:
+    def settled(plan: TrainingPlan, *given: Any, **more: Any) -> Any:
         found.append(plan.recipe)
-        return iter(())
-
-    def settled(planned: Any, *given: Any, **more: Any) -> Any:
-        keep(planned)
         raise SystemExit
 
     def tokenized(recipe: Any, settings: Any, *given: Any) -> Any:
@@ -194,7 +192,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
         found.append((data, *(one for one in given if isinstance(one, str))))
         raise SystemExit
 
-    monkeypatch.setattr(starting, "train", keep)
+    monkeypatch.setattr(starting, "train", settled)
     monkeypatch.setattr(planning, "forecast_training", settled)
     monkeypatch.setattr(resolve, "resolve_recipe_for_text", tokenized)
     monkeypatch.setattr(checking, "check_text", looked)

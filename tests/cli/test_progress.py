@@ -64,43 +64,28 @@ def stderr(monkeypatch: pytest.MonkeyPatch) -> PutStream:
     return put
 
 
-def started(
-    data: tuple[str, ...] = ("text: 3 documents, 5,000 tokens",), asked: int = 300, changes: tuple[str, ...] = ()
-) -> RunStarted:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which only the test moves on."""
+    time = [0.0]
+    monkeypatch.setattr("lmtool.cli.progress.time.monotonic", lambda: time[0])
+    return time
+
+
+def started(data: tuple[str, ...] = ("text: 3 documents, 5,000 tokens",)) -> RunStarted:
     tokenizer: Any = SimpleNamespace(kind="bpe", vocab_size=300)
-    recipe = load("tiny", [f"tokenizer.vocab_size={asked}"]).recipe
-    return RunStarted(Path("runs/one"), "tiny", recipe, tokenizer, data, changes)
+    return RunStarted(Path("runs/one"), "tiny", load("tiny").recipe, tokenizer, data, ())
 
 
 def plan(first_step: int = 0, steps: int = 10, warmup_steps: int = 0) -> TrainingStarted:
-    return TrainingStarted(
-        parameters=12345,
-        learning=12345,
-        unit="token",
-        counted="token",
-        batch_units=4096,
-        steps=steps,
-        minutes=None,
-        first_step=first_step,
-        epochs=1.25,
-        device="cpu, float32",
-        held=51_234,
-        warmup_steps=warmup_steps,
-    )
+    sizes = (12345, 12345, "token", "token", 4096, steps, None, first_step)
+    return TrainingStarted(*sizes, epochs=1.25, device="cpu, float32", held=51_234, warmup_steps=warmup_steps)
 
 
-def stepped(number: int, valid_loss: float | None = None, is_best: bool = False, seconds: float = 0.5) -> StepCompleted:
-    step = CompletedStep(
-        step=number,
-        loss=2.5,
-        lr=1e-3,
-        grad_norm=1.0,
-        tokens=4096,
-        n_computed=4096,
-        seconds=seconds,
-        micro_batch=8,
-        stop=False,
-    )
+def stepped(
+    number: int, valid_loss: float | None = None, is_best: bool = False, seconds: float = 0.5, computed: int = 4096
+) -> StepCompleted:
+    step = CompletedStep(number, 2.5, 1e-3, 1.0, 4096, computed, seconds, micro_batch=8, stop=False)
     return StepCompleted(step, None if valid_loss is None else ValidationResult(valid_loss), is_best)
 
 
@@ -123,38 +108,71 @@ def tell(events: Sequence[Any], **options: bool) -> None:
             display.show(event)
 
 
-def test_the_utilization_stands_beside_the_speed_where_the_peak_is_known(stderr: PutStream) -> None:
-    """4,096 tokens in half a second, of 81,920 in a second."""
-    stream = stderr()
-    tell([started(), replace(plan(), peak_speed=81_920.0), stepped(1)])
-    assert "8,192 tokens/s  mfu 10.0 %" in stream.getvalue()
-    stream = stderr()
-    tell([started(), plan(), stepped(1)])
-    assert "mfu" not in stream.getvalue()
+# Without a terminal
 
 
-def test_lines_where_there_is_no_terminal(stderr: PutStream) -> None:
+def test_steps_samples_and_warnings_are_lines_where_there_is_no_terminal(stderr: PutStream) -> None:
+    """Outputs of commands have the others, such as those before the first step."""
     stream = stderr()
     tell(STORY)
-    lines = stream.getvalue().splitlines()
-    assert lines[:8] == [
-        "run runs/one",
-        "text: 3 documents, 5,000 tokens",
-        "tokenizer: bpe, 300 entries",
-        "model: 12,345 parameters; cpu, float32",
-        "memory: weights, gradients and moments 51.2 kB; lmtool plan tells more",
-        "plan: steps 1 to 10, 4,096 tokens each, 1.2 passes over the text",
+    assert stream.getvalue().splitlines()[6:] == [
         "step 1/10 (10 %)  loss 2.5000  lr 1.00e-03  8,192 tokens/s  0:04 left",
         "step 2/10 (20 %)  loss 2.5000  valid loss 2.2500 (best)  lr 1.00e-03  8,192 tokens/s  0:04 left",
+        "samples, one to a line: the prompt, |, what the model writes; ↵ is a line break",
+        f"  {SHOWN}↵b|{SHOWN}↵b",
+        "  one|two",
+        f"warning: {SHOWN}\\nb",
+        "finished at step 10 after 0:00; best valid loss 2.2500 at step 2",
     ]
-    assert lines[8] == "samples, one to a line: the prompt, |, what the model writes; ↵ is a line break"
-    assert lines[9:12] == [f"  {SHOWN}↵b|{SHOWN}↵b", "  one|two", f"warning: {SHOWN}\\nb"]
-    assert lines[12:] == ["finished at step 10 after 0:00; best valid loss 2.2500 at step 2"]
 
 
-def test_lines_come_every_few_seconds(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, now = stderr(), [0.0]
-    monkeypatch.setattr("lmtool.cli.progress.time.monotonic", lambda: now[0])
+@pytest.mark.parametrize(
+    ("events", "line"),
+    [
+        (started(("columns: text", f"table: {NASTY}")), f"run runs/one\ncolumns: text\ntable: {SHOWN}\\nb\ntokenizer"),
+        (plan(first_step=10), "plan: no more steps after 10"),
+        (replace(plan(), held=512), "gradients and moments 512 B;"),
+        (plan(warmup_steps=10), "only rises in these 10 steps: -s schedule.warmup_steps=1 "),
+        ([replace(plan(), peak_speed=81_920.0), stepped(1)], "8,192 tokens/s  mfu 10.0 %"),
+        (
+            DurationEstimate(130, 5300.4, "token", 9, 5, None),
+            "2:10 more here, at 5,300 tokens/s, padding included; less",
+        ),
+        (DurationEstimate(130, 5300.4, "pair", 9, None, 12.5), "5,300 pairs/s\nless than one pass over the data"),
+        (
+            RunAlreadyFinished(Path("a b"), 10, early=True),
+            "lmtool resume 'a b' -s evaluation.patience=+5 trains longer",
+        ),
+        (TrainingEnded("early", 5, 2, 1.5, "loss"), "stopped early at step 5 after 0:00: "),
+        (
+            TrainingEnded("finished", 5, 2, 1.5, "loss", ("more text", "fewer passes")),
+            "more text or fewer passes would",
+        ),
+        (TrainingEnded("interrupted", 5, None, None, "loss"), "interrupted and saved at step 5; lmtool resume"),
+    ],
+)
+def test_lines_of_rare_events(stderr: PutStream, events: Any, line: str) -> None:
+    stream = stderr()
+    tell(events if isinstance(events, list) else [events])
+    assert line in stream.getvalue()
+
+
+def test_quiet_leaves_warnings_and_a_process_that_only_computes_nothing(stderr: PutStream) -> None:
+    stream = stderr(80)
+    loses = BitsPerByteResults(7, 100, 3.0, 2.5, 2.25, None)
+    events = [*STORY, RunAlreadyFinished(Path("runs/one"), 10, early=False), loses]
+    tell(events, shown=False)
+    tell(events, quiet=True)
+    starts = (f"warning: {SHOWN}\\nb", "finished: runs/one ", "  lmtool resume runs/one ", "warning: ")
+    for line, start in zip(stream.getvalue().splitlines(), starts, strict=True):
+        assert line.startswith(start)
+
+
+# Times and speeds
+
+
+def test_lines_come_every_few_seconds(stderr: PutStream, now: list[float]) -> None:
+    stream = stderr()
     with Display(shown=True, quiet=False) as display:
         display.show(plan(steps=100))
         for step in range(1, 31):
@@ -174,58 +192,50 @@ def test_lines_come_every_few_seconds(stderr: PutStream, monkeypatch: pytest.Mon
     ]
 
 
-def test_a_stage_has_the_time_of_its_own(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_has_the_time_of_its_own(stderr: PutStream, now: list[float]) -> None:
     """What came before does not count, and what is not begun or done has none left."""
-    stream, now = stderr(), [0.0]
-    monkeypatch.setattr("lmtool.cli.progress.time.monotonic", lambda: now[0])
-    with Display(shown=True, quiet=False) as display:
-        for stage, done in (
-            ("reading", 1),
-            ("reading", 99),
-            ("evaluating", 0),
-            ("evaluating", 25),
-            ("evaluating", 100),
-            ("evaluating", 0),
-            ("evaluating", 50),
-        ):
-            now[0] += 20
-            display.report(stage, done, 100)
-    assert stream.getvalue().splitlines()[2:] == [
-        "evaluating: 0 %",
-        "evaluating: 25 %, 1:00 left",
-        "evaluating: 100 %",
-        "evaluating: 0 %",
-        "evaluating: 50 %, 0:20 left",
-    ]
-
-
-def test_a_speed_is_that_of_all_recent_tokens(stderr: PutStream) -> None:
-    """Not those of the last step in the mean time of all."""
     stream = stderr()
-    steps = [
-        replace(stepped(n), step=replace(stepped(n).step, n_computed=100 * n, seconds=0.1 * n)) for n in range(1, 9)
+    with Display(shown=True, quiet=False) as display:
+        for stage, *shares in (("reading", 1, 99), ("evaluating", 0, 25, 100, 0, 50)):
+            for done in shares:
+                now[0] += 20
+                display.report(str(stage), int(done), 100)
+    assert [line.removeprefix("evaluating: ") for line in stream.getvalue().splitlines()[2:]] == [
+        "0 %",
+        "25 %, 1:00 left",
+        "100 %",
+        "0 %",
+        "50 %, 0:20 left",
     ]
-    tell([plan(), *steps, stepped(9, valid_loss=2.0, seconds=4.096)])
-    assert " 1,000 tokens/s" in stream.getvalue().splitlines()[-1]
 
 
-def test_the_time_left_has_validations_in_it(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, now = stderr(), [0.0]
-    monkeypatch.setattr("lmtool.cli.progress.time.monotonic", lambda: now[0])
+@pytest.mark.parametrize(
+    ("steps", "end"),
+    [
+        # not the tokens of the last step in the mean time of all
+        ([stepped(n, seconds=0.1 * n, computed=100 * n) for n in range(1, 9)] + [stepped(9, 2.0, seconds=4.096)], None),
+        # without the first step, which is slow
+        ([stepped(1, seconds=50), stepped(2, seconds=1.0), stepped(3, 2.0, seconds=1.0)], "4,096 tokens/s  1:37 left"),
+    ],
+)
+def test_a_speed_is_that_of_all_recent_tokens(stderr: PutStream, steps: list[Any], end: str | None) -> None:
+    stream = stderr()
+    tell([plan(steps=100), *steps])
+    assert (end or " 1,000 tokens/s") in stream.getvalue().splitlines()[-1]
+
+
+def test_the_time_left_has_validations_in_it(stderr: PutStream, now: list[float]) -> None:
+    """90 steps, and 18 validations of 3 seconds."""
+    stream = stderr()
     with Display(shown=True, quiet=False) as display:
         display.show(plan(steps=100))
         for step in range(1, 11):
             now[0] += 4 if step % 5 == 0 else 1
             display.show(stepped(step, valid_loss=2.0 if step % 5 == 0 else None, seconds=1))
-    # 90 steps, and 18 validations of 3 seconds
     assert stream.getvalue().splitlines()[-1].endswith(" 2:24 left")
 
 
-@pytest.mark.parametrize("warmup_steps", [0, 99, 100, 4000])
-def test_a_warm_up_that_never_ends_is_told(stderr: PutStream, warmup_steps: int) -> None:
-    stream = stderr()
-    tell([plan(steps=100, warmup_steps=warmup_steps)])
-    assert ("only rises in these 100 steps: -s schedule.warmup_steps=10 " in stream.getvalue()) == (warmup_steps >= 100)
+# On a terminal
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -247,15 +257,14 @@ def test_a_bar_on_a_terminal(stderr: PutStream, columns: int) -> None:
     assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
 
 
-def test_no_bar_on_a_dumb_terminal(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bar_on_a_dumb_terminal_and_no_colour_when_none_is_wanted(
+    stderr: PutStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = stderr(80)
     monkeypatch.setenv("TERM", "dumb")
     tell(STORY)
     assert "\x1b" not in stream.getvalue()
     assert "step 1/10" in stream.getvalue()
-
-
-def test_no_colour_when_none_is_wanted(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = stderr(100)
     monkeypatch.setenv("NO_COLOR", "1")
     tell(STORY)
@@ -271,69 +280,3 @@ def test_work_before_training_has_a_bar_too(stderr: PutStream) -> None:
         display.show(plan())
     assert "tokenizing" in stream.text()
     assert "50%" in stream.text()
-
-
-def test_quiet_leaves_warnings(stderr: PutStream) -> None:
-    stream = stderr(80)
-    tell([*STORY, RunAlreadyFinished(Path("runs/one"), 10, early=False)], quiet=True)
-    assert stream.getvalue().splitlines() == [
-        f"warning: {SHOWN}\\nb",
-        "finished: runs/one has completed all 10 steps",
-        "  lmtool resume runs/one -s training.steps=+500 trains longer",
-    ]
-
-
-def test_quiet_leaves_the_warning_of_a_model_that_loses_to_counting(stderr: PutStream) -> None:
-    stream = stderr()
-    tell([started(), BitsPerByteResults(7, 100, 3.0, 2.5, 2.25, None)], quiet=True)
-    (line,) = stream.getvalue().splitlines()
-    assert line.startswith("warning: ")
-
-
-def test_a_process_that_only_computes_says_nothing(stderr: PutStream) -> None:
-    stream = stderr(80)
-    tell(STORY, shown=False)
-    assert stream.getvalue() == ""
-
-
-@pytest.mark.parametrize(
-    ("event", "line"),
-    [
-        (started(("columns: text", f"table: {NASTY}")), f"run runs/one\ncolumns: text\ntable: {SHOWN}\\nb\ntokenizer"),
-        (started(asked=4096), "tokenizer: bpe, 300 entries (4,096 requested"),
-        (started(changes=("training.steps 1 -> 2",)), "changed: training.steps 1 -> 2"),
-        (plan(first_step=10), "plan: no more steps after 10"),
-        (
-            DurationEstimate(130, 5300.4, "token", 9, 5, None),
-            "2:10 more here, at 5,300 tokens/s, padding included; less",
-        ),
-        (DurationEstimate(130, 5300.4, "pair", 9, None, 12.5), "at 5,300 pairs/s\nless than one pass over the data"),
-        (
-            RunAlreadyFinished(Path("a b"), 10, early=True),
-            "  lmtool resume 'a b' -s evaluation.patience=+5 trains longer",
-        ),
-        (
-            TrainingEnded("early", 5, 2, 1.5, "loss"),
-            "stopped early at step 5 after 0:00: validation did not improve; best",
-        ),
-        (
-            TrainingEnded("finished", 5, 2, 1.5, "loss", ("more text", "fewer passes")),
-            "finished at step 5 after 0:00; best valid loss 1.5000 at step 2; trained on the same text for too long: "
-            "more text or fewer passes would help",
-        ),
-        (
-            TrainingEnded("interrupted", 5, None, None, "loss"),
-            "interrupted and saved at step 5; lmtool resume continues",
-        ),
-    ],
-)
-def test_single_lines(stderr: PutStream, event: Any, line: str) -> None:
-    stream = stderr()
-    tell([event])
-    assert line in stream.getvalue()
-
-
-def test_time_left_forgets_the_slow_first_step(stderr: PutStream) -> None:
-    stream = stderr()
-    tell([plan(steps=100), stepped(1, seconds=50), stepped(2, seconds=1.0), stepped(3, 2.0, seconds=1.0)])
-    assert stream.getvalue().splitlines()[-1].endswith("4,096 tokens/s  1:37 left")

@@ -11,7 +11,7 @@ from lmtool.runs.directory import Run
 from tests.support.cli import SMALL, CommandLine
 
 
-@pytest.mark.parametrize("content", [b"mine", b'<meta name="generator" content="lmtool 1"><h2>Weights</h2>', b"\xff"])
+@pytest.mark.parametrize("content", [b'<meta name="generator" content="lmtool 1"><h2>Weights</h2>', b"\xff"])
 def test_only_a_report_is_overwritten(lmtool: CommandLine, run: Path, content: bytes) -> None:
     file = run.parents[1] / "report.html"
     file.write_bytes(content)

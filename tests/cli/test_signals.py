@@ -1,13 +1,10 @@
-"""Ctrl-C in each phase, in processes of their own."""
+"""Ctrl-C while a text is prepared or written, and a second one; tests/training has it in a training."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,44 +12,6 @@ from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
 from tests.support import forks
 from tests.support.cli import RUN, SMALL, CommandLine, contents
-
-ROOT = Path(__file__).parents[2]
-Process = Any  # subprocess.Popen, or the same of a fork
-Begin = Callable[..., Process]
-
-
-def forked(words: list[str]) -> Process:
-    return forks.begin(words, files=(None, subprocess.PIPE, subprocess.PIPE))
-
-
-def started(words: list[str]) -> Process:
-    env, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
-    return subprocess.Popen([sys.executable, *words], env=env, stdout=pipe, stderr=pipe, text=True)
-
-
-@pytest.fixture
-def start(home: Path) -> Iterator[Begin]:
-    """Start lmtool, and kill it after the test if it still runs."""
-    processes: list[Process] = []
-
-    def go(*arguments: object, begin: Callable[[list[str]], Process] = forked) -> Process:
-        processes.append(begin(["-m", "lmtool", *map(str, arguments)]))
-        return processes[-1]
-
-    yield go
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def said(process: Process, word: str) -> list[str]:
-    """Wait for a line with `word` on stderr; returns all lines until then."""
-    lines: list[str] = []
-    for line in process.stderr:
-        lines.append(line)
-        if word in line:
-            return lines
-    pytest.fail(f"no {word!r} in: {''.join(lines)}")
 
 
 @pytest.mark.parametrize(("stage", "number"), [("reading", signal.SIGINT), ("tokenizing", signal.SIGTERM)])
@@ -76,37 +35,16 @@ def test_a_signal_while_text_is_prepared_leaves_no_run(
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("number", "begin"), [(signal.SIGINT, started), (signal.SIGTERM, forked)])
-def test_a_signal_while_training_saves_and_says_how_to_go_on(
-    start: Begin, lmtool: CommandLine, home: Path, corpus: Path, number: int, begin: Callable[[list[str]], Process]
-) -> None:
-    long = ("-s", "training.steps=1000000", "-s", "evaluation.every=1000000")
-    process = start("pretrain", corpus, *SMALL, *long, begin=begin)
-    said(process, "step 1/1000000")
-    process.send_signal(number)
-    out, err = process.communicate()
-    assert process.returncode == 128 + number
-    assert err.startswith("stopping after this step and its validation; Ctrl-C again exits at once\n")
-    found = re.search(r"step (\d+)/1000000 .*  valid loss ([\d.]+) \(best\)", err)
-    assert found
-    saved, loss = found.groups()
-    step = int(saved)
-    assert f"interrupted and saved at step {step}; best valid loss {loss} at step {step}; lmtool resume" in err
-    run = Path(out.strip())
-    assert (run / "checkpoints" / f"step-{step:06d}" / "MANIFEST.json").is_file()
-    outcome = lmtool.succeeds("resume", "last", "-s", f"training.steps={step + 2}")
-    assert f"plan: steps {step + 1:,} to {step + 2:,}" in outcome.err
-
-
-@pytest.mark.system
-def test_a_signal_while_a_text_is_written_changes_nothing(start: Begin, run: Path) -> None:
+def test_a_signal_while_a_text_is_written_changes_nothing(home: Path, run: Path) -> None:
     before = contents(run)
-    process = start("generate", "The", "--max-new-tokens", "10000000")
-    said(process, RUN)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
+    words = ["-m", "lmtool", "generate", "The", "--max-new-tokens", "10000000"]
+    with forks.begin(words, files=(None, subprocess.PIPE, subprocess.PIPE)) as process:
+        assert process.stderr
+        while RUN not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.communicate() == ("", "")
     assert process.returncode == 130
-    assert (out, err) == ("", "")
     assert contents(run) == before
 
 

@@ -55,22 +55,17 @@ def start(folder: Path, *processes: list[list[str]]) -> Iterator[Started]:
 
 LIGHT = {
     "--help": 0,
-    "pretrain --help": 0,
     "generate --help": 0,
-    "chat --help": 0,
     "recipes show gpt2-124m --resolved": 0,
     "runs ls": 0,
     "pretrain text.txt --recipe typo.yaml": 2,
     "pretrain text.txt -s training.stpes=5": 2,
-    "tokenize text.txt -s tokenizer.knd=char": 2,
     "pretrain text.txt --from last -s training.stpes=5": 2,
     "finetune table.csv -s training.stpes=5": 2,
-    "finetune table.csv --recipe dan -s model.d_model=wide": 2,
     "plan text.txt -s training.stpes=5": 2,
     "plan tiny -s model.d_model=wide": 2,
     "resume last -s training.stpes=5": 2,
     "sweep text.txt -s optimizer.lrr=0.1,0.2": 2,
-    "sweep text.txt -r bert-tiny -s model.d_model=wide,8": 2,
     "recipes batch bert-tiny text.txt -s model.d_model=wide": 2,
     "pretrian text.txt": 2,
 }

@@ -35,7 +35,7 @@ def unread() -> int:
     return writing
 
 
-def test_a_reader_that_goes_away(run: Path, corpus: Path, home: Path) -> None:
+def test_a_reader_that_goes_away_is_no_error(run: Path, corpus: Path, home: Path) -> None:
     """As in `lmtool recipes show gpt2-124m --resolved | head -1`, when head exits first: no error, of no command."""
     write_table(home / "rows.csv", film_rows())
     shutil.rmtree(cache_folder() / CACHE_FOLDER, ignore_errors=True)  # kernels are compiled without a word
@@ -56,14 +56,14 @@ def test_a_reader_that_goes_away(run: Path, corpus: Path, home: Path) -> None:
     assert (home / "tuned" / "report.html").exists()
 
 
-def test_a_program_whose_reader_goes_away() -> None:
+def test_a_program_whose_reader_goes_away_ends_without_a_word() -> None:
     """Started as a shell does, until its end, at which Python writes what it has left."""
     with open(unread(), "wb") as broken:
         done = start(*MANY_LINES, stdout=broken)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_full_disk_behind_stdout() -> None:
+def test_a_full_disk_behind_stdout_is_an_error() -> None:
     with open("/dev/full", "wb") as full:
         done = start(*MANY_LINES, stdout=full)
     assert done.returncode == 5
@@ -111,12 +111,12 @@ def test_an_interrupted_message_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_closed_stream(number: int) -> None:
+def test_a_closed_stream_changes_no_exit_code(number: int) -> None:
     done = start("recipes", "ls", stdout=subprocess.PIPE, preexec_fn=lambda: os.close(number))
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_an_encoding_that_lacks_letters(home: Path) -> None:
+def test_an_encoding_that_lacks_letters_gets_escapes(home: Path) -> None:
     (home / "runs" / "雨").mkdir(parents=True)
     (home / "runs" / "雨" / "run.json").write_text("{")
     done = start("runs", "ls", stdout=subprocess.PIPE, env={"PYTHONIOENCODING": "latin-1"})

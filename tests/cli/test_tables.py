@@ -25,18 +25,19 @@ READING = {
 }
 ROWS = [("très bien, café", "oui"), ("pas mal; «été»", "oui"), ("mauvais\nnaïf", "non"), ('un "déjà" vu', "non")] * 6
 TEXTS = [text for text, _ in ROWS]
+LINEAR = ("-r", "linear")
 
 
-def write(path: Path, encoding: str, header: tuple[str, ...] = ("text", "label"), delimiter: str = ",") -> Path:
+def write(path: Path, encoding: str) -> Path:
     text = io.StringIO()
-    csv.writer(text, delimiter=delimiter).writerows([header, *(row[: len(header)] for row in ROWS)])
+    csv.writer(text).writerows([("text", "label"), *ROWS])
     path.write_bytes(text.getvalue().encode(encoding))
     return path
 
 
 def classifier(folder: Path, name: str, table: Path, *more: str) -> Path:
     quick = settings(training_epochs="null", training_steps=30, training_device="cpu")
-    words = ["finetune", str(table), *(more or ("-r", "linear")), *quick, "-q", "-o", str(folder / name)]
+    words = ["finetune", str(table), *more, *quick, "-q", "-o", str(folder / name)]
     assert exit_code_of(["lmtool", *words]) == 0
     return folder / name
 
@@ -46,7 +47,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run for each encoding of its table."""
     folder = tmp_path_factory.mktemp("learned")
     return {
-        name: classifier(folder, f"run-{name}", write(folder / f"{name}.csv", name), "-r", "linear", "--encoding", name)
+        name: classifier(folder, f"run-{name}", write(folder / f"{name}.csv", name), *LINEAR, "--encoding", name)
         for name in ("utf-8", "cp1252")
     }
 
@@ -78,28 +79,18 @@ def test_each_command_that_reads_tables_has_the_same_options() -> None:
 
 
 def test_an_encoding_is_that_of_training_or_the_stated_one(
-    lmtool: CommandLine, home: Path, learned: dict[str, Path]
+    lmtool: CommandLine, home: Path, learned: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = write(home / "rows.csv", "cp1252")
     assert texts(lmtool.succeeds("predict", learned["cp1252"], table).out) == TEXTS
     for command in ("predict", "eval"):
         assert "--encoding cp1252" in lmtool.refuses(3, command, learned["utf-8"], table, "-q")[-1]
         lmtool.succeeds(command, learned["utf-8"], table, "--encoding", "cp1252")
+    pipe_in(monkeypatch, "très bien\nmauvais été\n", "cp1252")
+    assert texts(lmtool.succeeds("predict", learned["cp1252"], "-").out) == ["très bien", "mauvais été"]
     valid = write(home / "valid.csv", "utf-8")
     for run in learned.values():  # though the bytes are valid UTF-8
         assert texts(lmtool.succeeds("predict", run, valid, "--encoding", "latin-1").out)[0] == "trÃ¨s bien, cafÃ©"
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "cp1252", "utf-16"])
-def test_standard_input_is_read_by_the_same_options(
-    lmtool: CommandLine, home: Path, learned: dict[str, Path], monkeypatch: pytest.MonkeyPatch, encoding: str
-) -> None:
-    pipe_in(monkeypatch, write(home / "rows.csv", encoding, ("AVIS", "Label"), ";").read_bytes())
-    stated = ("--encoding", encoding) if encoding == "cp1252" else ()
-    out = lmtool.succeeds("predict", learned["utf-8"], "-", "--text-column", "avis", *stated).out
-    assert [row["AVIS"] for row in csv.DictReader(io.StringIO(out, newline=""))] == TEXTS
-    pipe_in(monkeypatch, "très bien\nmauvais été\n", encoding)
-    assert texts(lmtool.succeeds("predict", learned["cp1252"], "-").out) == ["très bien", "mauvais été"]
 
 
 # Predictions
@@ -119,25 +110,19 @@ def test_standard_input_is_read_by_the_same_options(
         ('"good film"\n"Bad," he said, "indeed."\nso-so\n', ['"good film"', '"Bad," he said, "indeed."', "so-so"]),
         ("good film", ["good film"]),
         # neither
-        ('"good, film",7\n"bad, film",8\n', None),
-        ('text,id\n"good, film",7\na,b,c\nd,e\n', None),
+        ('"good, film",7\n"bad, film",8\n', []),
+        ('text,id\n"good, film",7\na,b,c\nd,e\n', []),
     ],
 )
 def test_standard_input_is_a_table_or_texts(
-    lmtool: CommandLine,
-    home: Path,
-    tuned: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    content: str,
-    expected: list[str] | None,
+    lmtool: CommandLine, tuned: Path, monkeypatch: pytest.MonkeyPatch, content: str, expected: list[str]
 ) -> None:
     pipe_in(monkeypatch, content)
     done = lmtool("predict", tuned, "-", "-q")
-    assert done.code == (3 if expected is None else 0)
-    if expected is not None:
-        rows = list(csv.reader(io.StringIO(done.out)))
-        assert len(rows) == len(expected) + 1
-        assert set(expected) <= {cell for row in rows for cell in row}
+    assert done.code == (0 if expected else 3)
+    rows = list(csv.reader(io.StringIO(done.out)))
+    assert len(rows) == len(expected) + 1 or not expected
+    assert set(expected) <= {cell for row in rows for cell in row}
 
 
 def test_predictions_are_json_by_the_ending_of_the_file(
@@ -148,61 +133,41 @@ def test_predictions_are_json_by_the_ending_of_the_file(
         lmtool.succeeds("predict", tuned, reviews, "-o", name, "-q")
     assert (home / "out.jsonl").read_text() == printed.out
     assert json.loads((home / "out.json").read_text()) == printed.records()
-    assert isinstance(printed.records()[0]["p_no"], float)
 
 
-def test_newer_weights_than_the_best_are_told(lmtool: CommandLine, run: Path, corpus: Path) -> None:
+def test_newer_weights_than_the_best_are_told(lmtool: CommandLine, run: Path) -> None:
     (run / "validated.json").write_text('{"step": 6, "best_step": 4, "best_value": 1.0, "stale": 1}')
-    for command in (("generate", "The", "--max-new-tokens", "2"), ("eval", "last", corpus)):
-        assert lmtool.succeeds(*command).err.count(f"newer weights: runs/{RUN}@6\n") == 1
-        assert "newer" not in lmtool.succeeds(*command, "--quiet").err
+    asked = ("generate", "The", "--max-new-tokens", "2")
+    assert lmtool.succeeds(*asked).err.count(f"newer weights: runs/{RUN}@6\n") == 1
+    assert lmtool.succeeds(*asked, "--quiet").err == ""
 
 
-def test_costs_decide_and_are_measured(lmtool: CommandLine, home: Path, tuned: Path, reviews: Path) -> None:
+def test_costs_decide_and_are_no_figures_of_the_run(
+    lmtool: CommandLine, home: Path, tuned: Path, reviews: Path
+) -> None:
     costs = write_table(home / "costs.csv", [("yes", 0, 1), ("no", 1000, 0)], "true,yes,no")
     rows = read(lmtool.succeeds("predict", tuned, reviews, "--costs", costs).out)
     assert {row["predicted"] for row in rows} == {"no"}
     kept = tuned / "evaluations.json"
     kept.unlink(missing_ok=True)
-    found = lmtool.succeeds("eval", tuned, reviews, "--costs", costs, "--json").json()
-    assert found["cost"] == 0.5
-    assert "cost_of_most_probable" in found
-    assert not kept.exists(), "such figures are not those of the run"
+    assert lmtool.succeeds("eval", tuned, reviews, "--costs", costs, "--json").json()["cost"] == 0.5
+    assert not kept.exists()
     lmtool.succeeds("eval", tuned, write_table(home / "other.csv", film_rows(20), "review,label"))
     assert kept.exists()
-    write_table(costs, [("yes", 0, 1), ("no", "dear", 0)], "true,yes,no")
-    for command in ("predict", "eval"):
-        lmtool.refuses(3, command, tuned, reviews, "--costs", costs, "-q", words=["costs.csv:3", "yes"])
 
 
 def test_the_most_probable_answer_is_chosen(lmtool: CommandLine, home: Path, counted: Path) -> None:
-    rows = [("good", "yes"), ("bad", "no"), ("good", "yes"), ("bad", "yes")]
-    table = write_table(home / "rows.csv", rows)
-    asked = ("eval", counted, table, "--prompt", "{text}\\nverdict:")
-    found = lmtool.succeeds(*asked, "--json").json()
+    table = write_table(home / "rows.csv", [("good", "yes"), ("bad", "no"), ("good", "yes"), ("bad", "yes")])
+    found = lmtool.succeeds("eval", counted, table, "--prompt", "{text}\\nverdict:", "--json").json()
     assert found["rows"] == 4
     assert found["accuracy"] == found["majority"] == 0.75
     assert found["scores"]["sum"]["confusion"] == [[1, 0], [1, 2]]
     assert found["scores"].keys() == {"sum", "per_token", "per_byte"}
-    shown = lmtool.succeeds(*asked).out.splitlines()
-    assert shown[2].split() == ["as", "scored", "75.0", "75.0", "75.0"]
     written = ("predict", counted, table, "--prompt", "{text}\\nverdict:", "-q")
     answers = read(lmtool.succeeds(*written, "--choices", "yes,no").out)
     assert [(row["answer"], row["finish"]) for row in answers] == [(w, "stop") for w in ("yes", "no", "yes", "no")]
-    short = lmtool.succeeds(*written, "--max-new-tokens", "1")
-    assert {row["finish"] for row in read(short.out)} == {"length"}
     (home / "long.lark").write_text('start: "yes" " yes" " yes"\n')
-    assert "4 of 4" in lmtool.succeeds(*written, "--grammar", "long.lark", "--max-new-tokens", "1").err
+    cut = lmtool.succeeds(*written, "--grammar", "long.lark", "--max-new-tokens", "1")
+    assert {row["finish"] for row in read(cut.out)} == {"length"}
+    assert "4 of 4" in cut.err
     assert lmtool.succeeds(*written, "--choices", "yes,no", "--num-beams", "2").err == ""
-
-
-def test_labels_have_other_names_and_columns(lmtool: CommandLine, home: Path, counted: Path) -> None:
-    write_table(home / "rows.csv", [("good", "1"), ("bad", "0"), ("plain", "0")], "review,stars")
-    asked = ("eval", counted, "rows.csv", "--prompt", "{review} verdict:", "--label-column", "stars", "--json")
-    found = lmtool.succeeds(*asked, "--answers", "0=no,1=yes").json()
-    assert found["answers"] == {"0": "no", "1": "yes"}
-    assert found["accuracy"] == pytest.approx(2 / 3)
-    turned = lmtool.succeeds(*asked, "--answers", "0=yes,1=no").json()
-    assert turned["accuracy"] == pytest.approx(1 / 3)
-    calibrated = lmtool.succeeds(*asked, "--answers", "0=no,1=yes", "--calibrate").json()
-    assert calibrated["accuracy"] == calibrated["calibrated"]["sum"]["accuracy"]

@@ -1,10 +1,11 @@
 """Dashboards get the numbers of metrics.jsonl under the same names; one that fails is a warning."""
 
 import json
-import math
 import sys
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,34 +13,37 @@ from lmtool.report.dashboards import DashboardLoggers, make_dashboard_run_id
 from lmtool.runs.directory import Run
 from tests.support.training import Work, after
 
+Numbers = dict[str, dict[int, float]]
+"""By name and step."""
 
-def trained(work: Work, *overrides: str, **options) -> tuple[Path, list[str]]:
+
+def logged(loggers: DashboardLoggers, told: Iterable[Any]) -> list[str]:
+    """Log events, and close; returns the warnings."""
+    return [line for event in told for line in loggers.log_event(event)] + loggers.close()
+
+
+def trained(work: Work, *overrides: str, **options: Any) -> tuple[Path, list[str]]:
     """A run of 12 steps whose events were logged, and the warnings."""
-    loggers = DashboardLoggers()
-    warned = []
-    for event in work.pretrain("evaluation.prompts=['a cat']", *overrides, **options):
-        warned += loggers.log_event(event)
-    return work.run(), warned + loggers.close()
+    warned = logged(DashboardLoggers(), work.pretrain("evaluation.prompts=['a cat']", *overrides, **options))
+    return work.run(), warned
 
 
-def numbers_of(run: Path) -> dict[str, dict[int, float]]:
-    """The numbers of metrics.jsonl by name and step."""
-    found: dict[str, dict[int, float]] = {}
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
+def numbers_of(run: Path) -> Numbers:
+    """The numbers of metrics.jsonl."""
+    found: Numbers = {}
+    for record in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
         for name, value in record.items():
             if name != "step" and value is not None:
                 found.setdefault(name, {})[record["step"]] = value
     return found
 
 
-def close_to(found, expected):
-    assert found.keys() == expected.keys()
-    for step, value in expected.items():
-        assert math.isclose(found[step], value, rel_tol=1e-6)  # TensorBoard keeps 32 bits
+def close_to(expected: dict[int, float]) -> Any:
+    """TensorBoard keeps 32 bits."""
+    return pytest.approx(expected, rel=1e-6)
 
 
-def leveldb_records(content: bytes):
+def leveldb_records(content: bytes) -> Iterator[bytes]:
     """The records of a file of wandb: a header of 7 bytes, then LevelDB's log format in blocks of 32 kB."""
     at, parts = 7, b""
     while at + 7 <= len(content):
@@ -56,28 +60,38 @@ def leveldb_records(content: bytes):
 
 
 @pytest.fixture
-def quiet():
+def quiet() -> Iterator[None]:
     """Without the warnings of other people's libraries."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-@pytest.mark.usefixtures("quiet")
-def test_tensorboard_reads_the_same_numbers(work):
+def tensorboard_of(run: Path) -> Any:
+    """What TensorBoard reads of a run."""
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run, warned = trained(work, "logging=[tensorboard]", "evaluation.baseline=true")
-    assert warned == []
     read = EventAccumulator(str(run / "tensorboard"), {"scalars": 0, "tensors": 0})
     read.Reload()
+    return read
+
+
+def scalars(read: Any, name: str) -> dict[int, float]:
+    return {event.step: event.value for event in read.Scalars(name)}
+
+
+@pytest.mark.usefixtures("quiet")
+def test_tensorboard_reads_the_same_numbers(work: Work) -> None:
+    run, warned = trained(work, "logging=[tensorboard]", "evaluation.baseline=true")
+    read = tensorboard_of(run)
+    assert warned == []
     expected = numbers_of(run)
     assert expected.keys() <= set(read.Tags()["scalars"])
     for name, values in expected.items():
-        close_to({event.step: event.value for event in read.Scalars(name)}, values)
+        assert scalars(read, name) == close_to(values)
     (bits,) = read.Scalars("validation/bits_per_byte")
-    assert math.isclose(bits.value, json.loads((run / "metrics.json").read_text())["bits_per_byte"], rel_tol=1e-6)
+    assert bits.value == pytest.approx(json.loads((run / "metrics.json").read_text())["bits_per_byte"], rel=1e-6)
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     texts = {event.step: event.tensor_proto.string_val[0].decode() for event in read.Tensors("samples/text_summary")}
     for sample in samples:
@@ -86,24 +100,16 @@ def test_tensorboard_reads_the_same_numbers(work):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_tensorboard_hides_what_a_resumed_run_repeats(work):
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    trained(work, "logging=[tensorboard]", "checkpoint.every=4", stop=after(7))
-    run = work.run()
+def test_tensorboard_hides_what_a_resumed_run_repeats(work: Work) -> None:
+    run, _ = trained(work, "logging=[tensorboard]", "checkpoint.every=4", stop=after(7))
     (run / "checkpoints" / "step-000007" / "MANIFEST.json").write_text("damaged")
-    loggers = DashboardLoggers()
-    warned = [line for event in work.resume() for line in loggers.log_event(event)] + loggers.close()
-    assert warned == []
-    read = EventAccumulator(str(run / "tensorboard"), {"scalars": 0})
-    read.Reload()
-    close_to({event.step: event.value for event in read.Scalars("loss")}, numbers_of(run)["loss"])
+    assert logged(DashboardLoggers(), work.resume()) == []
+    assert scalars(tensorboard_of(run), "loss") == close_to(numbers_of(run)["loss"])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
-def test_mlflow_has_the_same_numbers_in_files(work, monkeypatch):
+def test_mlflow_has_the_same_numbers_in_files(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="MLflow is not installed")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{work.folder / 'mlruns'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -113,19 +119,19 @@ def test_mlflow_has_the_same_numbers_in_files(work, monkeypatch):
     assert warned == []
     client = MlflowClient()
     (experiment,) = [found for found in client.search_experiments() if found.name == "lmtool"]
-    (logged,) = client.search_runs([experiment.experiment_id])
-    assert logged.info.status == "FINISHED"
-    assert logged.data.tags["lmtool.run"] == make_dashboard_run_id(Run.open(run))
-    assert logged.data.params["model.d_model"] == "16"
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.tags["lmtool.run"] == make_dashboard_run_id(Run.open(run))
+    assert found.data.params["model.d_model"] == "16"
     for name, values in numbers_of(run).items():
-        history = client.get_metric_history(logged.info.run_id, name)
-        close_to({metric.step: metric.value for metric in history}, values)
-    assert len(client.list_artifacts(logged.info.run_id, "samples")) == 3
+        history = client.get_metric_history(found.info.run_id, name)
+        assert {metric.step: metric.value for metric in history} == close_to(values)
+    assert len(client.list_artifacts(found.info.run_id, "samples")) == 3
 
 
 @pytest.mark.slow  # its service of its own loses records on a machine that is very busy
 @pytest.mark.usefixtures("quiet")
-def test_wandb_writes_the_same_numbers_offline(work, monkeypatch):
+def test_wandb_writes_the_same_numbers_offline(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -134,7 +140,7 @@ def test_wandb_writes_the_same_numbers_offline(work, monkeypatch):
     run, warned = trained(work, "logging=[wandb]")
     assert warned == []
     (file,) = run.glob("wandb/offline-run-*/*.wandb")
-    found: dict[str, dict[int, float]] = {}
+    found: Numbers = {}
     for data in leveldb_records(file.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
@@ -143,10 +149,10 @@ def test_wandb_writes_the_same_numbers_offline(work, monkeypatch):
             if "step" in items and isinstance(value, int | float):
                 found.setdefault(name, {})[items["step"]] = value
     for name, values in numbers_of(run).items():
-        close_to(found[name], values)
+        assert found[name] == close_to(values)
 
 
-def test_a_logger_that_is_not_installed_is_a_warning(work, monkeypatch):
+def test_a_logger_that_is_not_installed_is_a_warning(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     _, warned = trained(work, "logging=[tensorboard]")
     assert len(warned) == 1
@@ -154,17 +160,18 @@ def test_a_logger_that_is_not_installed_is_a_warning(work, monkeypatch):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_logger_that_fails_is_told_once_closed_and_gets_no_more(work, monkeypatch):
+def test_a_logger_that_fails_is_told_once_closed_and_gets_no_more(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     from torch.utils.tensorboard import SummaryWriter
 
-    calls, closed = [], []
+    calls: list[object] = []
+    closed: list[object] = []
 
-    def fails(*arguments):
+    def fails(*arguments: object) -> None:
         calls.append(arguments)
         raise OSError("the disk is full")
 
-    def closes(writer):
+    def closes(writer: object) -> None:
         closed.append(writer)
         raise OSError("the disk is still full")
 
@@ -176,7 +183,7 @@ def test_a_logger_that_fails_is_told_once_closed_and_gets_no_more(work, monkeypa
     assert len(numbers_of(run)["loss"]) == 12
 
 
-def test_logging_changes_no_step(work):
+def test_logging_changes_no_step(work: Work) -> None:
     """Also where it fails; and a run may be resumed with other loggers."""
     work.pretrain(name="plain")
     work.pretrain("logging=[tensorboard]")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from lmtool.evaluation.gradients import GradientFlow, GradientNormsByStepsBack
 from lmtool.report.gradients import format_curve_lines, plot_gradient_flow_through_time, render_curves_page
@@ -11,10 +12,10 @@ FLOW = GradientFlow(
     "<b>\x1b",
     GradientNormsByStepsBack(1.5, {"layer 1": [1.0, 0.1, 0.01], "layer 2": [2.0, 0.0, None]}),
 )
-LOADED = SimpleNamespace(model=SimpleNamespace(description="rnn"), run_path=Path("<i>"), step=3)
+LOADED: Any = SimpleNamespace(model=SimpleNamespace(description="rnn"), run_path=Path("<i>"), step=3)
 
 
-def test_numbers_by_steps_back():
+def test_numbers_by_steps_back() -> None:
     lines = list(map(str, format_curve_lines(plot_gradient_flow_through_time({"run": FLOW}), LOADED, 80)))
     head = next(i for i, line in enumerate(lines) if line.startswith("back"))
     rows = lines[head + 1 : head + 4]
@@ -28,7 +29,7 @@ def test_numbers_by_steps_back():
     assert " ".join(lines[head + 5 :]) == plot_gradient_flow_through_time({"run": FLOW}).caption
 
 
-def test_a_long_text_leaves_the_curve_on_the_screen():
+def test_a_long_text_leaves_the_curve_on_the_screen() -> None:
     n = 1000
     flow = GradientFlow(["a"] * n, "b", GradientNormsByStepsBack(1.5, {"layer 1": [0.99**k for k in range(n)]}))
     listed = [
@@ -39,7 +40,7 @@ def test_a_long_text_leaves_the_curve_on_the_screen():
     assert [int(first) for first, *_ in listed] == list(range(0, n, 17))
 
 
-def test_hostile_text_stays_text():
+def test_hostile_text_stays_text() -> None:
     html = render_curves_page(plot_gradient_flow_through_time({"run": FLOW}), LOADED)
     for wrong in ("<img", "<b>", "<i>", "\x1b", "\u202e"):
         assert wrong not in html

@@ -1,6 +1,7 @@
 """Merges lead to the tokenizer's own pieces; text stays text."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,12 @@ HOSTILE = "the </script><img src=x onerror=alert(1)> \u202etale\x1b[2J\x00"
 
 
 @pytest.fixture(scope="module")
-def bpe():
+def bpe() -> Tokenizer:
     return Tokenizer.train(BpeTokenizer(vocab_size=320), [TEXT] * 3)
 
 
 @pytest.mark.parametrize("text", [TEXT, HOSTILE, "", " ", "日本語\n\nunseen"])
-def test_merges_lead_to_the_pieces(bpe, text):
+def test_merges_lead_to_the_pieces(bpe: Tokenizer, text: str) -> None:
     words = trace_merges(bpe, text)
     assert [token for word in words for token in word.pieces] == bpe.encode(text)
     for word in words:
@@ -37,7 +38,7 @@ def test_merges_lead_to_the_pieces(bpe, text):
 
 
 @pytest.mark.parametrize("spec", [CharTokenizer(kind="char"), WordPieceTokenizer(kind="wordpiece", vocab_size=120)])
-def test_other_tokenizers_have_no_merges(spec):
+def test_other_tokenizers_have_no_merges(spec: Any) -> None:
     tokenizer = Tokenizer.train(spec, [TEXT])
     assert trace_merges(tokenizer, TEXT) == []
     html = render_tokenized_page(tokenizer, TEXT)
@@ -45,7 +46,7 @@ def test_other_tokenizers_have_no_merges(spec):
     assert html.count('class="piece ') == len(tokenizer.encode(TEXT))
 
 
-def test_hostile_text_stays_text(bpe):
+def test_hostile_text_stays_text(bpe: Tokenizer) -> None:
     html = render_tokenized_page(bpe, HOSTILE)
     for wrong in ("<img", "\u202e", "\x1b", "\x00"):
         assert wrong not in html
@@ -53,7 +54,7 @@ def test_hostile_text_stays_text(bpe):
     assert "Merges, in order" in html
 
 
-def test_the_pieces_of_the_page(bpe):
+def test_the_pieces_of_the_page(bpe: Tokenizer) -> None:
     html = render_tokenized_page(bpe, "the tale")
     ids = bpe.encode("the tale")
     assert f"{len(ids)} pieces of 8 bytes" in html

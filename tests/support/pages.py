@@ -20,13 +20,16 @@ HOSTILE = [
 ]
 
 
+Attributes = dict[str, str | None]
+
+
 class Elements(HTMLParser):
     """What a browser reads: elements with their attributes, and the text outside of scripts and styles."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.sources: list[tuple[str, dict[str, str | None], str]] = []
+        self.elements: list[tuple[str, Attributes]] = []
+        self.sources: list[tuple[str, Attributes, str]] = []
         self.text = self.inside = ""
         self.feed(html)
         self.close()
@@ -48,6 +51,10 @@ class Elements(HTMLParser):
         else:
             self.text += data
 
+    def tags(self) -> list[tuple[str, set[str]]]:
+        """The elements in their order, with the names of their attributes."""
+        return [(tag, set(attributes)) for tag, attributes in self.elements]
+
 
 RECIPE = (
     "seed: {seed}\nmodel:\n  kind: transformer\n  d_model: 8\nobjective:\n  kind: {kind}\ndata:\n  train: [{train}]\n"
@@ -67,12 +74,7 @@ def make(
     """A run with losses 5 - step / 10, a validation every ten steps, and a sample beside it."""
     with create_and_lock_run(
         folder / name,
-        RunInfo.create(
-            recipe=text,
-            summary=text,
-            fingerprints={"data": text, "tokenizer": "t"},
-            **info,
-        ),
+        RunInfo.create(recipe=text, summary=text, fingerprints={"data": text, "tokenizer": "t"}, **info),
         {"recipe.yaml": RECIPE.format(kind=kind, seed=seed, train=json.dumps(text)).encode(), "tokenizer.json": b"{}"},
     ) as run:
         run.rewind_and_start_session(step=0, command=["lmtool", text], environment={"torch": text, "gpu": None})
