@@ -2,9 +2,11 @@
 
 import ast
 import re
+from collections.abc import Sequence
 from functools import cache
 from itertools import dropwhile
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -38,9 +40,10 @@ OTHER_PROGRAMS = {
 LMTOOL = typer.main.get_command(app)
 
 
-def check_lmtool(arguments):
+def check_lmtool(arguments: Sequence[str]) -> None:
     """Parse the arguments as the command line would, without running the command."""
-    command, rest = LMTOOL, list(arguments)
+    command: Any = LMTOOL
+    rest = list(arguments)
     while hasattr(command, "commands"):
         assert rest, "a command is missing"
         if isinstance(command, GroupWithDefault) and rest[0] not in command.commands:
@@ -54,7 +57,7 @@ def check_lmtool(arguments):
     command.make_context(command.name, rest)
 
 
-def check_command(words):
+def check_command(words: Sequence[str]) -> None:
     """Raise where a program, target, file or option is none that there is, without running the command."""
     program, *rest = words
     if program == "torchrun":

@@ -1,6 +1,7 @@
 """Word vectors of a few documents of numbered words."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ WORDS = set(range(SPECIALS, V))
 COUNTS = np.array([0, 9, 9, 50, 0, 0, 0, *range(1, 14)])
 
 
-def randomised(model):
+def randomised(model: Any) -> Any:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.double().parameters():
@@ -24,7 +25,7 @@ def randomised(model):
     return model
 
 
-def counted(rows, window, *, parts=1):
+def counted(rows: list[list[int]], window: int, *, parts: int = 1) -> PpmiModel:
     """A model that has counted documents, in so many parts."""
     model = PpmiModel(Ppmi(kind="ppmi", d_model=6, window=window), V)
     model.counts_V[SPECIALS:] = 1
