@@ -33,12 +33,13 @@ NOT_RUN = {".", "cd", "git", "make", "pip"}
 """Programs that set up what this test runs in."""
 
 
-def commands(page):
+def commands(page: Path) -> list[tuple[int, str]]:
     """(line number, command) of the ```sh blocks of a page, and of indented lines that begin with lmtool.
 
     Continued lines are joined, and programs that a line gives to another, up to END, left out.
     """
-    found, inside, begun, given = [], False, "", False
+    found: list[tuple[int, str]] = []
+    inside, begun, given = False, "", False
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("```"):
             inside = line == "```sh"
@@ -54,11 +55,11 @@ def commands(page):
     return found
 
 
-def simple_commands(command):
+def simple_commands(command: str) -> list[list[str]]:
     """The words of each simple command of a shell command, without redirections, comments, groups and loops."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
-    parts = [[]]
+    parts: list[list[str]] = [[]]
     for word in lexer:
         if word in ("|", "&&", ";"):
             parts.append([])
@@ -68,8 +69,11 @@ def simple_commands(command):
     return [[*takewhile(lambda word: word not in ("<", ">"), part)] for part in parts]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_exist(page):
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@pages
+def test_commands_exist(page: Path) -> None:
     for line, command in commands(page):
         for words in simple_commands(command):
             try:
@@ -79,22 +83,14 @@ def test_commands_exist(page):
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "lmtool pretrian x.txt",
-        "lmtool eval last x.txt --strid 3",
-        "lmtool eval",
-        "lmtool runs",
-        "lmtool --versio",
-        "make cofee",
-    ],
+    "command", ["lmtool pretrian x.txt", "lmtool eval last x.txt --strid 3", "lmtool eval", "lmtool runs", "make cofee"]
 )
-def test_a_wrong_command_is_found(command):
+def test_a_wrong_command_is_found(command: str) -> None:
     with pytest.raises(Exception, match=r"no command|[Nn]o such|[Mm]issing"):
         check_command(*simple_commands(command))
 
 
-def put_data(folder):
+def put_data(folder: Path) -> None:
     """The beginnings of the bundled texts and tables, of as many rows and paragraphs as a tiny model needs."""
     folder.mkdir()
     for path in (ROOT / "data").iterdir():
@@ -104,7 +100,7 @@ def put_data(folder):
             (folder / path.name).write_text(end.join(parts) + end, encoding="utf-8")
 
 
-def put_stand_ins(tmp_path, monkeypatch):
+def put_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small random models in the cache, under the names of those that the README downloads."""
     put_kernels(tmp_path / "cache")
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
@@ -116,7 +112,9 @@ def put_stand_ins(tmp_path, monkeypatch):
 
 
 @pytest.mark.system
-def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
+def test_the_commands_of_the_readme_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In their order, in a folder with what the README speaks of; in this process where no shell is needed."""
     put_data(tmp_path / "data")
     tales = (ROOT / "data" / "stories.txt").read_text(encoding="utf-8").split("\n\n")[:100]
@@ -153,18 +151,18 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     assert n_run > 10
 
 
-def prose(page):
+def prose(page: Path) -> str:
     """A page without its code blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
-def anchors(page):
+def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose(page)):
         if link.startswith(("http://", "https://")):
             continue

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -113,10 +113,8 @@ def test_a_classifier_is_one_of_scikit_learn(folder: Path) -> None:
 
 def test_scikit_learn_validates_and_searches(folder: Path) -> None:
     assert cross_val_score(TextClassifier(settings=SMALL), TEXTS, LABELS, cv=2).mean() > 0.9
-    search = GridSearchCV(TextClassifier(settings=SMALL), {"recipe": ["linear"], "seed": [1, 2]}, cv=2).fit(
-        TEXTS, LABELS
-    )
-    assert search.best_score_ > 0.9
+    search = GridSearchCV(TextClassifier(settings=SMALL), {"recipe": ["linear"], "seed": [1, 2]}, cv=2)
+    assert search.fit(TEXTS, LABELS).best_score_ > 0.9
 
 
 @pytest.mark.parametrize("estimator", [TextClassifier(), TextRegressor()])

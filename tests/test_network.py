@@ -36,7 +36,7 @@ server, which listens.
 """
 
 
-def test_few_modules_can_open_a_connection():
+def test_few_modules_can_open_a_connection() -> None:
     reaching: dict[str, set[str]] = {}
     for path in sorted((ROOT / "lmtool").rglob("*.py")):
         inside = path.relative_to(ROOT / "lmtool").as_posix()
@@ -47,7 +47,7 @@ def test_few_modules_can_open_a_connection():
     assert reaching == ALLOWED
 
 
-def test_the_libraries_of_the_hub_count_nothing():
+def test_the_libraries_of_the_hub_count_nothing() -> None:
     program = "import lmtool, huggingface_hub.constants as known; print(known.HF_HUB_DISABLE_TELEMETRY)"
     env = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_TELEMETRY"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
