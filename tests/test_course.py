@@ -61,12 +61,12 @@ def test_every_row_stands_once_and_nowhere_else() -> None:
     beginnings = [re.match(r"(?:`[A-Z]\d+` )+", text) for text in TOPICS.values()]
     found = [row for start in beginnings if start for row in re.findall(r"[A-Z]\d+", start[0])]
     assert Counter(found) == Counter(ROWS)
-    row = re.compile(rf"\b(?:{'|'.join(sorted(ROWS - OTHERS))})\b")
+    name = re.compile(rf"\b(?:{'|'.join(sorted(ROWS - OTHERS))})\b")
     files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "lmtool").rglob("*.py"), ROOT / "README.md"]
     assert [
         f"{path.relative_to(ROOT)}: {found[0]}"
         for path in files
-        if path.name != "course.md" and (found := row.search(path.read_text(encoding="utf-8")))
+        if path.name != "course.md" and (found := name.search(path.read_text(encoding="utf-8")))
     ] == []
 
 

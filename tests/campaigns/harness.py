@@ -148,7 +148,7 @@ def fork_case(folder: Path, campaign: Campaign, number: int, seed: int) -> tuple
         return pid, place
     began = time.monotonic()
     did: list[str] = []
-    found: list[dict[str, Any]] = []
+    found: dict[str, Any] = {}
     try:
         die_with_parent()
         shutil.rmtree(place, ignore_errors=True)
@@ -156,10 +156,12 @@ def fork_case(folder: Path, campaign: Campaign, number: int, seed: int) -> tuple
         home = place / "home"
         shutil.copytree(folder / "home", home, symlinks=True)
         rng = random.Random(f"{seed} {campaign.name} {number}")
-        did, problems, *found = campaign.run(home, rng, number)
+        told = campaign.run(home, rng, number)
+        did, problems = told[0], told[1]
+        found = told[2] if len(told) == 3 else {}
     except BaseException:
         problems = [traceback.format_exc()]
-    case = Case(campaign.name, number, did, problems, *(found or [{}]), time.monotonic() - began)
+    case = Case(campaign.name, number, did, problems, found, time.monotonic() - began)
     (place / RESULT).write_text(json.dumps(vars(case)))
     os._exit(0)
 

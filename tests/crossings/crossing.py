@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from lmtool.runs.directory import Run
+from tests.campaigns.commands import Hook, Outcome, lmtool, problems_of, run_together
+from tests.campaigns.homes import digests, settings
+from tests.campaigns.watching import Kill, Record
 from tests.crossings import axes
 from tests.crossings.axes import AXES, OF_MODEL, PUBLISHED, TASKS, USUAL, WITHOUT_TEXT, Row, chosen, is_named
 from tests.crossings.home import SHORT, table_of
-from tests.faults.commands import Outcome, begin, lmtool
-from tests.faults.home import digests, finish_all, free_port, settings, together
-from tests.faults.watching import Kill, Record
 from tests.support.training import lasting, metrics
 
 WHOLE, AGAIN, OTHER = "runs/whole", "runs/again", "runs/other"
@@ -87,21 +87,12 @@ class Crossing:
                     return Outcome(outcome.words, code, "", f"--from: {outcome.err}", False, 0)
         return None
 
-    def _train(self, name: str, hook: object = None) -> list[Outcome]:
-        return self._begin(words_of(self.row, name), processes_of(self.row), hook)
-
-    def _begin(self, words: Sequence[str], n_processes: int, hook: object = None) -> list[Outcome]:
-        port = free_port()
-        begun = [
-            begin(self.home, words, hook if rank == 0 else None, environment=together(rank, n_processes, port))  # type: ignore[arg-type]
-            for rank in range(n_processes)
-        ]
-        return finish_all(begun)
+    def _train(self, name: str, hook: Hook | None = None) -> list[Outcome]:
+        return run_together(self.home, words_of(self.row, name), processes_of(self.row), hook)
 
     def _report(self, *outcomes: Outcome, codes: Sequence[int] = (0,)) -> bool:
         """Keep the problems of these outcomes; whether there are any."""
-        problems = [problem for outcome in outcomes for problem in outcome.problems(codes)]
-        self.problems += problems
+        self.problems += (problems := problems_of(outcomes, codes))
         return bool(problems)
 
     def _losses_are_finite(self) -> None:
@@ -120,7 +111,7 @@ class Crossing:
             self.did.append("killed")
             if any(outcome.hung for outcome in outcomes):
                 self.problems.append("a process hung after another was killed")
-            if self._report(*self._begin(("resume", AGAIN, "-q"), processes_of(self.row))):
+            if self._report(*run_together(self.home, ("resume", AGAIN, "-q"), processes_of(self.row))):
                 return
         elif self._report(*outcomes):
             return
@@ -140,7 +131,7 @@ class Crossing:
         if is_random(self.row) or by_the_clock(self.row):
             return
         row = {**self.row, "processes": "one" if processes_of(self.row) == 2 else "two"}
-        outcomes = self._begin(words_of(row, OTHER), processes_of(row))
+        outcomes = run_together(self.home, words_of(row, OTHER), processes_of(row))
         if all(outcome.code == 2 for outcome in outcomes):
             self.did.append("refused in other processes")
             return
@@ -158,14 +149,14 @@ class Crossing:
     def _evaluations_agree(self) -> None:
         """The same evaluation in one process and in two."""
         task = TASKS[self.row["task"]]
-        words = ("eval", WHOLE, data_of(self.row, ".test"), "--json", "-q")
+        words: tuple[str, ...] = ("eval", WHOLE, data_of(self.row, ".test"), "--json", "-q")
         if task.table == "tasks":
             words = (*words, "--task", "turn")
         alone = lmtool(self.home, *words)
         if alone.code in (2, 4) and not task.predicts and task.table is None:
             self._report(alone, codes=(2, 4))
             return
-        two = self._begin(words, 2)
+        two = run_together(self.home, words, 2)
         if self._report(alone, *two):
             return
         one, both = json.loads(alone.out), [json.loads(outcome.out) for outcome in two if outcome.out.strip()]
@@ -231,18 +222,18 @@ def needed(row: Row) -> Iterator[tuple[str, Row, Sequence[str]]]:
     """Runs that another run needs, by name, and more overrides; each after those that it needs itself."""
     of_model = {axis: row[axis] for axis in OF_MODEL}
     if row["vectors"] == "a run":
-        yield "runs/vectors", USUAL | {"task": "skip-gram", "tokenizer": row["tokenizer"]}, ()
+        yield "runs/vectors", {**USUAL} | {"task": "skip-gram", "tokenizer": row["tokenizer"]}, ()
     if row["features"] != "none":
-        yield "runs/features", USUAL | {"task": "gpt", "tokenizer": row["tokenizer"]}, ()
+        yield "runs/features", {**USUAL} | {"task": "gpt", "tokenizer": row["tokenizer"]}, ()
     if row["base"] != "none":
         body = TASKS[row["task"]].body or row["task"]
         usual_text = TASKS[body].table is None
         more = PUBLISHED.get(body, ()) if row["base"] == "published" else ()
         labels = {} if usual_text else {"labels": row["labels"]}
-        yield "runs/base", USUAL | of_model | {"task": body} | labels, more
+        yield "runs/base", {**USUAL} | of_model | {"task": body} | labels, more
     if row["teacher"] != "none":
         kept = {axis: row[axis] for axis in (*OF_MODEL, "task", "base", "labels", "table")}
-        yield "runs/teacher", USUAL | kept, ()
+        yield "runs/teacher", {**USUAL} | kept, ()
 
 
 def data_of(row: Row, part: str = "") -> str:

@@ -55,8 +55,8 @@ TABLES: dict[str, Sequence[str]] = families.ON_TABLES | {
     "answers of an encoder-decoder": (LUONG, "objective.kind=seq2seq"),
 }
 SAYS = {"numbers": lambda i: i % 5, "several labels": lambda i: ["a;b", "b", ";"][i % 3]}
-AT_ONCE = ("decoder", "next sentences", "sampled tokens", "skip-gram", "3-gram", "classes of an encoder")
-AT_ONCE += ("tags", "questions")
+AT_ONCE = {"decoder", "next sentences", "sampled tokens", "skip-gram", "3-gram", "classes of an encoder"}
+AT_ONCE |= {"tags", "questions"}
 """Those of each kind that are tested every time, where a model is shared and where it is not."""
 SHARING = {"sampled tokens", "tags"}
 NOT_SHARING = {"next sentences", "questions"}

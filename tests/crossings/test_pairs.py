@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.home import IMPORTS
+from tests.campaigns.homes import IMPORTS
 from tests.support import forks
 
 pytestmark = [

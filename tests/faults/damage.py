@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.runs.checkpoint import list_checkpoints
+from tests.campaigns.commands import Outcome, lmtool
 from tests.campaigns.harness import Told
-from tests.faults.commands import Outcome, lmtool
-from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, STEPS, Remains, differing, golden, of_folder, of_run
+from tests.campaigns.homes import Remains, differing
+from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, STEPS, golden, of_folder, of_run
 from tests.faults.jobs import LOGS
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from lmtool.runs.checkpoint import list_checkpoints
 from lmtool.runs.listing import summarize_run
 from lmtool.runs.lock import is_run_locked
+from tests.campaigns.commands import Hook, Outcome, lmtool, problems_of
 from tests.campaigns.harness import Told
+from tests.campaigns.watching import FREEING, Fail, Homeless, Jump, Kill, Lack, Send
 from tests.faults import places
-from tests.faults.commands import Hook, Outcome, lmtool
 from tests.faults.home import JOBS, NEW, VARIANTS, Job, job_named
-from tests.faults.watching import FREEING, Fail, Homeless, Jump, Kill, Lack, Send
 
 SAVED = "/checkpoints/"
 LOGS = ("metrics", "samples", "validated", "checkpoints")
@@ -85,7 +85,7 @@ def signals(home: Path, rng: random.Random, number: int) -> Told:
     if job.ranks > 1:
         # the others may have been told to end, or have lost the one that ended
         codes += (130, 143, 5, -signal.SIGKILL)
-    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=codes)]
+    problems = problems_of(outcomes, codes)
     did = [job.name, "twice" if len(sent) > 1 else "once", f"code {outcomes[victim].code}"]
     return did, problems or after(home) or job.finish(home)
 
@@ -151,7 +151,7 @@ def _stride(n: int) -> int:
 def refused(home: Path, outcomes: list[Outcome]) -> list[str]:
     """Problems of processes that could not write: they end with 5, or with 0."""
     codes = (0, 5) if len(outcomes) == 1 else (0, 5, 143, -signal.SIGKILL)
-    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=codes)]
+    problems = problems_of(outcomes, codes)
     if not list_checkpoints(home / NEW / "checkpoints"):
         problems += [outcome.err for outcome in outcomes if "the last checkpoint is intact" in outcome.err]
     return problems
@@ -215,7 +215,7 @@ def no_home(home: Path, rng: random.Random, number: int) -> Told:
     cache.chmod(0o700)
     hook = Homeless(temporary)
     if number % 4 != 3:
-        did, problems = _without(home, rng, number, hook, alone=True)
+        did, problems, *_ = _without(home, rng, number, hook, alone=True)
         return did, problems or ["a folder is named ~"] * os.path.lexists(home / "~")
     mode = rng.choice([0o770, 0o707, 0o777])
     cache.chmod(mode)
@@ -230,14 +230,14 @@ def _without(home: Path, rng: random.Random, number: int, hook: Hook, alone: boo
         return _read_without(home, hook, rng)
     job = next(job for job in iter(lambda: chosen(rng), None) if job.ranks == 1 or not alone)
     outcomes = job.run(home, hook)
-    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=(0,))]
+    problems = problems_of(outcomes)
     return [job.name, f"code {outcomes[0].code}"], problems or job.compare(home)
 
 
 def _read_without(home: Path, hook: Hook, rng: random.Random) -> Told:
     words = rng.choice(READERS)
     outcome, plain = lmtool(home, *words, hook=hook), lmtool(home, *words)
-    problems = [problem for one in (outcome, plain) for problem in one.problems(codes=(0,))]
+    problems = problems_of((outcome, plain))
     if not problems and outcome.out != plain.out:
         problems.append(f"{words[0]} prints {outcome.out!r}, and elsewhere {plain.out!r}")
     return [f"a reader: {words[0]}", f"code {outcome.code}"], problems
@@ -252,7 +252,7 @@ def clock(home: Path, rng: random.Random, number: int) -> Told:
     for path in home.rglob("*"):
         os.utime(path, (dated, dated), follow_symlinks=False)
     outcomes = job.run(home, Jump(jumps))
-    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=(0,))]
+    problems = problems_of(outcomes)
     if (home / NEW / "run.json").exists() and not summarize_run(home / NEW).name:
         problems.append("the run has no name")
     for words in (("runs", "ls"), ("runs", "show", "last"), ("runs", "rm", "--older-than", "9999w", "--yes")):

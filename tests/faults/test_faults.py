@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaigns.homes import IMPORTS
 from tests.faults.__main__ import FAULTS
-from tests.faults.home import IMPORTS
 from tests.support import forks
 
 pytestmark = [
