@@ -64,9 +64,9 @@ def test_every_row_stands_once_and_nowhere_else() -> None:
     name = re.compile(rf"\b(?:{'|'.join(sorted(ROWS - OTHERS))})\b")
     files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "lmtool").rglob("*.py"), ROOT / "README.md"]
     assert [
-        f"{path.relative_to(ROOT)}: {found[0]}"
+        f"{path.relative_to(ROOT)}: {other[0]}"
         for path in files
-        if path.name != "course.md" and (found := name.search(path.read_text(encoding="utf-8")))
+        if path.name != "course.md" and (other := name.search(path.read_text(encoding="utf-8")))
     ] == []
 
 

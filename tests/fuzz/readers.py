@@ -578,7 +578,7 @@ READERS = {
     "setting": ModelRunner(_valid(*SETTINGS), _read_setting),
     "csv table": ModelRunner(_valid(TABLE, TABLE.replace(",", ";")), _as_file("a.csv", _use_table)),
     "tsv table": ModelRunner(_valid(PAIRS), _as_file("a.tsv", _use_table)),
-    "jsonl table": ModelRunner(_valid(*map(_lines, (ROWS, TURNS))), _as_file("a.jsonl", _use_table)),
+    "jsonl table": ModelRunner(_valid(_lines(ROWS), _lines(TURNS)), _as_file("a.jsonl", _use_table)),
     "parquet table": ModelRunner(_parquet, _as_file("a.parquet", _use_table)),
     "conll": ModelRunner(_valid(CONLL), _as_file("a.conll", _use_table)),
     "json table": ModelRunner(_valid(json.dumps(ROWS), json.dumps(ROWS, indent=2)), _as_file("a.json", _use_table)),
