@@ -54,7 +54,7 @@ def _number(content: bytes, draw: random.Random, _: Sequence[bytes]) -> bytes:
     at = draw.randint(0, max(0, min(len(content), 4096) - 8))
     size = draw.choice((1, 2, 4, 8))
     value = draw.choice((0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1))
-    return content[:at] + (value % 256**size).to_bytes(size, "little") + content[at + size :]
+    return content[:at] + (value % (1 << 8 * size)).to_bytes(size, "little") + content[at + size :]
 
 
 def _truncated(content: bytes, draw: random.Random, _: Sequence[bytes]) -> bytes:
