@@ -152,12 +152,6 @@ def test_minutes_of_lectures_are_those_of_their_topics(pages: Any) -> None:
     assert all(re.search(r"\| \d+(?:\.\d)? \|$", row) for row in of_topics)
 
 
-def test_a_recipe_is_written_before_it_is_used() -> None:
-    commands = "\n".join(re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE))
-    for use in re.finditer(r"--recipe (\w+\.yaml)", commands):
-        assert f"> {use[1]}" in commands[: use.start()], use[0]
-
-
 def test_contents_name_each_topic_in_its_chapter_with_a_command() -> None:
     (contents,) = re.findall(r"^## Contents$(.*?)^## ", PAGE, flags=re.MULTILINE | re.DOTALL)
     rows = re.findall(r"^\| .+\? \| \[(.+)\]\(#(.+)\) \| `lmtool .+` \|$", contents, flags=re.MULTILINE)

@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,12 +64,8 @@ def _replace(old: Any, new: Any) -> None:
 RENAME = os.rename
 
 
-def open_files() -> Iterator[Path]:
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            yield Path(os.readlink(link))
-        except OSError:
-            continue
+def open_files() -> list[Path]:
+    return [Path(os.readlink(link)) for link in [*Path("/proc/self/fd").iterdir()] if os.path.lexists(link)]
 
 
 def test_this_platform_is_told_apart(windows: ModuleType) -> None:
@@ -97,19 +91,16 @@ def test_one_process_locks_a_file_and_the_others_read_it(windows: ModuleType, tm
 
 
 def test_a_second_one_waits(windows: ModuleType, tmp_path: Path) -> None:
-    done: list[str] = []
-
     def second() -> None:
         with durable.hold_lock(tmp_path / "lock"):
-            done.append("second")
+            pass
 
+    waiting = threading.Thread(target=second)
     with durable.hold_lock(tmp_path / "lock"):
-        waiting = threading.Thread(target=second)
         waiting.start()
-        time.sleep(0.1)
-        done.append("first")
+        waiting.join(0.1)
+        assert waiting.is_alive()
     waiting.join()
-    assert done == ["first", "second"]
 
 
 def test_files_and_folders_take_their_names(windows: ModuleType, tmp_path: Path) -> None:
