@@ -72,10 +72,8 @@ def test_an_index_of_a_table_has_its_ids(trained: None, tmp_path: Path) -> None:
     table.write_bytes("key|title|text\nk1|été|a cat ran\nk2||the mat\n".encode("cp1252"))
     columns = {"text_columns": ["title", "text"], "encoding": "cp1252", "delimiter": "|"}
     index = load("reviews", device="cpu").index(tmp_path / "i", str(table), id_column="key", **columns)
-    assert sorted(hit[:3] for hit in index.search(["a cat"])[0]) == [
-        ("k1", str(table), "été a cat ran"),
-        ("k2", str(table), "the mat"),
-    ]
+    texts = {"k1": "été a cat ran", "k2": "the mat"}
+    assert sorted(hit[:3] for hit in index.search(["a cat"])[0]) == [(key, str(table), texts[key]) for key in texts]
 
 
 def test_predictions_are_those_of_the_command(trained: None, tmp_path: Path) -> None:
@@ -105,7 +103,7 @@ def test_predictions_of_an_imported_classifier(
     run_head: Any = loaded.model.run_head
     texts = ["It rained.", "The boats stayed in the harbour."]
     for text, found in zip(texts, lm.predict(texts), strict=True):
-        row, _, _ = loaded.prompt_format.encode_and_truncate_row([np.array(loaded.tokenizer.encode(text))])
+        row, *_ = loaded.prompt_format.encode_and_truncate_row([np.array(loaded.tokenizer.encode(text))])
         with torch.no_grad():
             scores_C = run_head(Batch(torch.tensor(row)[None])).scores[0].double()
         if n == 1:

@@ -50,12 +50,9 @@ def test_rows_give_the_model_of_the_same_table(kind: str, folder: Path) -> None:
     rows: Any = {"tuples": ROWS, "dicts": dicts, "pandas": pd.DataFrame(dicts), "polars": polars}[kind]
     of_rows, of_file = (finetune(source, settings=SMALL) for source in (rows, table(folder)))
     assert of_rows.figures["results"][""]["accuracy"] == of_file.figures["results"][""]["accuracy"]
-    few: Any = {
-        "tuples": TEXTS[:5],
-        "pandas": pd.DataFrame(dicts[:5]),
-        "polars": SimpleNamespace(columns=[], to_dicts=lambda: dicts[:5]),
-    }
-    assert of_rows.predict(few.get(kind, dicts[:5])) == of_file.predict(TEXTS[:5])
+    polars = SimpleNamespace(columns=[], to_dicts=lambda: dicts[:5])
+    few: Any = {"tuples": TEXTS[:5], "dicts": dicts[:5], "pandas": pd.DataFrame(dicts[:5]), "polars": polars}[kind]
+    assert of_rows.predict(few) == of_file.predict(TEXTS[:5])
 
 
 def test_rows_are_kept_for_resuming_under_a_name_of_their_content(folder: Path) -> None:

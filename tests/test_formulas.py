@@ -6,7 +6,7 @@ equals the plain version in tests/reference/.
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
@@ -137,11 +137,11 @@ def _trainings() -> dict[str, list[Training]]:
                 if of_run := re.fullmatch(r"runs/(.+?)(?:/seed-\d+)?/recipe\.yaml", name):
                     other = runs[of_run[1]]
                     training.name, training.parent = other.name, other.parent
-                    settings = [word for pair in pairwise(other.words) if pair[0] == "-s" for word in pair]
+                    settings = other.words
+                pairs = [pair for pair in pairwise(settings) if pair[0] == "-s"]
                 if any(word.startswith("model={") for word in words):  # a model of another kind takes none of its keys
-                    pairs = [pair for pair in pairwise(settings) if pair[0] == "-s"]
-                    settings = [word for pair in pairs if not pair[1].startswith("model.") for word in pair]
-                words[3:3] = settings
+                    pairs = [pair for pair in pairs if not pair[1].startswith("model.")]
+                words[3:3] = [word for pair in pairs for word in pair]
                 if "--from" in options:
                     assert options["--from"] in runs, f"{topic}: no command before {words!r} trains what it begins with"
                     training.parent = runs[options["--from"]]
@@ -175,7 +175,6 @@ def unrolled(command: str) -> str:
 
 
 TRAININGS = _trainings()
-topics = pytest.mark.parametrize("topic", TRAININGS)
 FORMS = {
     "z_t = W_hy h_t + b_y": ("elman", "model.tie_embeddings=false"),
     "c_t = mean of h_1 .. h_{t-1}, z_t = W_cy [h_t; c_t] + b_y": (
@@ -227,12 +226,8 @@ def states(model: LanguageModel, recipe: Recipe, tokens_T: torch.Tensor) -> list
         tower = plain.tower
         sees = (lambda t, s: True) if spec.shape == "encoder" else (lambda t, s: s <= t)
         every = [plain._embed(tokens_T.tolist())]
-        n = len(tower.layers)
-        for depth in range(1, n + 1):
-            tower.layers, whole = tower.layers[:depth], tower.layers
-            norm, tower.final_norm = tower.final_norm, tower.final_norm if depth == n else None
-            every.append(tower.read(every[0], sees))
-            tower.layers, tower.final_norm = whole, norm
+        lower = [replace(tower, layers=tower.layers[:n], final_norm=None) for n in range(1, len(tower.layers))]
+        every += [part.read(every[0], sees) for part in (*lower, tower)]
     else:
         assert isinstance(spec, Recurrent)
         every = halves(body, spec, tokens_T)
@@ -261,15 +256,13 @@ def compare_transformer(model: LanguageModel, spec: Transformer) -> None:
     tokens_BT, sources = tiny.tokens(2, 5), [[3, 1, 4, 1], [5]]
     logits_BTV, plain = model.logits(tiny.read(model, tokens_BT, sources)), tiny.as_reference(model, spec)
     for found, row, source in zip(logits_BTV, tokens_BT.tolist(), sources, strict=True):
-        match spec.shape:
-            case "decoder":
-                wanted = plain.causal(row) if spec.causal_mask else plain.both_sides(row)[0]
-            case "prefix":
-                wanted = plain.prefix([*source, *row], len(source))[len(source) :]
-            case "encoder-decoder":
-                wanted = plain.answer(source, row)
-            case "encoder":
-                wanted = plain.both_sides(row)[0]
+        if spec.shape == "prefix":
+            wanted = plain.prefix([*source, *row], len(source))[len(source) :]
+        elif spec.shape == "encoder-decoder":
+            wanted = plain.answer(source, row)
+        else:
+            is_causal = spec.shape == "decoder" and spec.causal_mask
+            wanted = plain.causal(row) if is_causal else plain.both_sides(row)[0]
         assert_same(found, wanted)
 
 
@@ -420,10 +413,10 @@ def compare(recipe: Recipe) -> None:
         compare_head(model, recipe)
 
 
-@topics
+@pytest.mark.parametrize("topic", TRAININGS)
 def test_a_model_is_that_of_its_formula(topic: str) -> None:
-    different = {repr((recipe.model, recipe.objective)): recipe for recipe in (one.small() for one in TRAININGS[topic])}
-    for recipe in different.values():
+    recipes = [training.small() for training in TRAININGS[topic]]
+    for recipe in {repr((recipe.model, recipe.objective)): recipe for recipe in recipes}.values():
         compare(recipe)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -47,8 +48,8 @@ class Crossing:
         self._killed_and_resumed(events, rng)
         self._with_other_processes()
         self._evaluations_agree()
-        for name, words, must in uses(self.row):
-            self._use(name, words, must)
+        for name, command, must in uses(self.row):
+            self._use(name, lmtool(self.home, *shlex.split(command)), must)
 
     def _train_reduced(self) -> list[str] | None:
         """Train, without a feature more whenever one is refused; returns the operations on files of the run."""
@@ -97,10 +98,9 @@ class Crossing:
 
     def _losses_are_finite(self) -> None:
         for record in metrics(self.home / WHOLE):
-            for key in FIGURES:
-                value = record.get(key)
-                if value is not None and not math.isfinite(value):
-                    self.problems.append(f"{key} of step {record['step']} is {value}")
+            figures = {key: record[key] for key in FIGURES if record.get(key) is not None}
+            wrong = [f"{key} is {value}" for key, value in figures.items() if not math.isfinite(value)]
+            self.problems += [f"step {record['step']}: {one}" for one in wrong]
 
     def _killed_and_resumed(self, events: Sequence[str], rng: random.Random) -> None:
         of_run = [line for line in events if f"\t{WHOLE}/" in line]
@@ -120,7 +120,7 @@ class Crossing:
             return
         if by_the_clock(self.row):
             return
-        step = last_step(self.home / WHOLE)
+        step = max(int(path.name.rpartition("-")[2]) for path in (self.home / WHOLE / "checkpoints").glob("step-*"))
         whole, again = (digests(lasting(self.home / name, step)) for name in (WHOLE, AGAIN))
         other = [part for part in whole if whole[part] != again.get(part)]
         if other:
@@ -168,9 +168,8 @@ class Crossing:
             self.problems.append(f"evaluated in two processes, other: {', '.join(different[:5])}")
         self.did.append("evaluated")
 
-    def _use(self, name: str, words: Sequence[str], must: bool) -> None:
-        """Use the run in a command. must: it has to work; else it may also refuse, with the name of something."""
-        outcome = lmtool(self.home, *words)
+    def _use(self, name: str, outcome: Outcome, must: bool) -> None:
+        """Judge a use of the run. must: it has to work; else it may also refuse, with the name of something."""
         if self._report(outcome, codes=(0,) if must else (0, 2, 4)):
             return
         if outcome.code and len(outcome.error_lines) < 1:
@@ -244,35 +243,30 @@ def data_of(row: Row, part: str = "") -> str:
     return table_of("pairs" if table == "tasks" else table, row["table"] if row["table"] != "bad rows" else "csv", part)
 
 
-def uses(row: Row) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Commands that use a run: a name, their words, and whether they have to work."""
+def uses(row: Row) -> Iterator[tuple[str, str, bool]]:
+    """Commands that use a run, with a name in front, and whether they have to work."""
     task = TASKS[row["task"]]
-    lora = row["tuning"].startswith("lora")
     labels = task.table in WITHOUT_TEXT
-    chooses = ("--task", "turn") if task.table == "tasks" else ()
+    chooses = "--task turn" if task.table == "tasks" else ""
     is_masked = any("masked" in text for text in task.objective)
-    after = ("the cat", "--greedy", "--overflow", "cut")
-    how = ("the [MASK] sat", "--mask", "[MASK]") if is_masked else (*after, "--max-new-tokens", "3")
-    yield "generate", ("generate", *how, "--run", WHOLE), task.writes and not labels
-    form = ("generate", *after, "--choices", "the,cat", "--max-new-tokens", "8", "--run", WHOLE)
+    after = "generate 'the cat' --greedy --overflow cut"
+    how = "generate 'the [MASK] sat' --mask [MASK]" if is_masked else f"{after} --max-new-tokens 3"
+    yield "generate", f"{how} --run {WHOLE}", task.writes and not labels
+    form = f"{after} --choices the,cat --max-new-tokens 8 --run {WHOLE}"
     yield "generate in a form", form, task.writes and not (labels or is_masked)
     if task.table == "related":
-        yield "embed", ("embed", WHOLE, "other.txt", "--whole", "--truncate", "-o", "new.npz"), True
+        yield "embed", f"embed {WHOLE} other.txt --whole --truncate -o new.npz", True
     elif task.table is not None:
-        yield "predict", ("predict", WHOLE, data_of(row, ".test"), "-o", "predicted.csv", *chooses, "-q"), True
+        yield "predict", f"predict {WHOLE} {data_of(row, '.test')} -o predicted.csv {chooses} -q", True
     # the recipe of a run that had a base does not say which vocabulary it took over
     is_whole = row["base"] == "none" and not task.counts
-    yield "report", ("report", WHOLE, "-o", "page.html"), True
-    yield "check", ("check", WHOLE), True
-    yield "show", ("runs", "show", WHOLE), True
-    yield "plan", ("plan", f"{WHOLE}/recipe.yaml", "--device-kind", "h100", "-q"), is_whole
-    yield "export", ("export", WHOLE, "new-published", "-q"), False
-    yield "export of GGUF", ("export", WHOLE, "new.gguf", "--gguf", "f16", "-q"), False
-    yield "merge", ("runs", "merge", WHOLE, "-o", "runs/merged"), lora
-
-
-def last_step(run: Path) -> int:
-    return max(int(path.name.rpartition("-")[2]) for path in (run / "checkpoints").glob("step-*"))
+    yield "report", f"report {WHOLE} -o page.html", True
+    yield "check", f"check {WHOLE}", True
+    yield "show", f"runs show {WHOLE}", True
+    yield "plan", f"plan {WHOLE}/recipe.yaml --device-kind h100 -q", is_whole
+    yield "export", f"export {WHOLE} new-published -q", False
+    yield "export of GGUF", f"export {WHOLE} new.gguf --gguf f16 -q", False
+    yield "merge", f"runs merge {WHOLE} -o runs/merged", row["tuning"].startswith("lora")
 
 
 def both_leaves(one: object, other: object, path: str = "") -> Iterator[tuple[str, object, object]]:

@@ -43,12 +43,8 @@ def kill(home: Path, rng: random.Random, number: int) -> Told:
     victim = hooked or rng.randrange(job.ranks)
     hook = Kill(at, torn=rng.random() < 0.3, power=rng.random() < 0.3 and victim == hooked)
     outcomes = job.run(home, hook, victim=victim, hooked=hooked)
-    did = [
-        job.name,
-        *(["by its own rank"] if hooked else []),
-        *(["in a save"] if SAVED in events[at - 1][1] else []),
-        *(["power cut"] if hook.power else []),
-    ]
+    did = [job.name, *["by its own rank"] * bool(hooked), *["in a save"] * (SAVED in events[at - 1][1])]
+    did += ["power cut"] * hook.power
     if not outcomes[victim].killed:
         return did, [f"event {at} did not come: {outcomes[victim]}"]
     did.append("killed")
@@ -176,9 +172,8 @@ def read_only(home: Path, rng: random.Random, number: int) -> Told:
         outcomes = job.run(home, Fail(1, rng.choice([errno.EROFS, errno.EACCES, errno.EPERM]), 1 << 30, below))
         did = "refused"
     problems = [outcome.err for outcome in outcomes if "free some" in outcome.err]  # space is of no use
-    return [did, job.name, f"code {outcomes[0].code}"], (
-        problems or refused(home, outcomes) or finish(home, job, outcomes)
-    )
+    problems = problems or refused(home, outcomes) or finish(home, job, outcomes)
+    return [did, job.name, f"code {outcomes[0].code}"], problems
 
 
 def no_locks(home: Path, rng: random.Random, number: int) -> Told:
@@ -188,9 +183,7 @@ def no_locks(home: Path, rng: random.Random, number: int) -> Told:
         return _read_without(home, Lack("locks", error, "runs/"), rng)
     job = chosen(rng)
     outcomes = job.run(home, Lack("locks", error, rng.choice(["cache/", "runs/", ""])))
-    problems = [
-        outcome.err for outcome in outcomes if outcome.code == 5 and job.ranks == 1 and "locks" not in outcome.err
-    ]
+    problems = [one.err for one in outcomes if one.code == 5 and job.ranks == 1 and "locks" not in one.err]
     if outcomes[0].code and (home / NEW).exists():
         problems.append("a run was begun that cannot be locked")
     return [job.name, f"code {outcomes[0].code}"], problems or refused(home, outcomes) or finish(home, job, outcomes)
