@@ -48,6 +48,7 @@ def training(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wor
     put_kernels(tmp_path / "cache")
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(convex, "PENALTIES", (1e4, 10.0, 1.0, 0.1))
+    monkeypatch.setattr(convex, "N_DIVISIONS", 1)
     return work
 
 

@@ -45,15 +45,16 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
         *("kills", 20, "lmtool.training.optimizer", "Optimizers.load_state", "lambda *_: None"),
     ),
     "the digests of a checkpoint are not compared": (
-        *("damage", 80, "lmtool.runs.checkpoint", "_compare_digest", "lambda path, expected: None"),
+        *("damage", 80, "lmtool.runs.checkpoint", "_verify_digest", "lambda path, expected: None"),
     ),
-    "a run has no lock": ("pairs", 30, "lmtool.system", "try_lock", "lambda handle, shared=False: True"),
+    "a run has no lock": ("pairs", 30, "lmtool.system", "try_to_lock_file", "lambda descriptor, shared=False: True"),
 }
 """What is wrong: the campaign that finds it, within so many cases; in a module the name that has another value."""
 RUN = """
 import importlib, runpy, sys
-module = importlib.import_module("{}")
-module.{} = {}
+module = importlib.import_module("{0}")
+assert module.{1}
+module.{1} = {2}
 sys.argv[0] = "faults"
 runpy.run_module("tests.faults", run_name="__main__")
 """
