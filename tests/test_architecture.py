@@ -1,6 +1,7 @@
 """The rules of the house that can be read off the source: who imports whom, and what is nowhere."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -231,3 +232,46 @@ def test_contributing_names_files_that_exist() -> None:
     named = [(room, name) for room, files in rows for name in re.findall(r"`(\w+(?:\.py|/))`", files)]
     assert len(named) > 80
     assert [(room, name) for room, name in named if not [*(ROOT / "lmtool" / room).rglob(name.rstrip("/"))]] == []
+
+
+REACHING = {
+    *("socket", "ssl", "http", "urllib", "ftplib", "smtplib", "requests", "httpx", "aiohttp", "uvicorn"),
+    *("huggingface_hub", "datasets", "lm_eval", "wandb", "mlflow", "subprocess"),
+}
+"""Libraries that open connections, or start programs that may."""
+
+ALLOWED = {
+    "compute/kernels/build.py": {"subprocess"},
+    "compute/processes.py": {"socket"},
+    "data/catalogue.py": {"subprocess"},
+    "data/hub.py": {"datasets", "huggingface_hub"},
+    "interop/export/exporting.py": {"huggingface_hub"},
+    "interop/export/pushing.py": {"huggingface_hub"},
+    "interop/published_models.py": {"huggingface_hub"},
+    "report/dashboards.py": {"mlflow", "wandb"},
+    "serving/guard.py": {"socket", "urllib"},
+    "serving/server.py": {"socket", "uvicorn"},
+    "tasks/benchmarks.py": {"lm_eval"},
+    "tasks/lmeval.py": {"lm_eval"},
+}
+"""By module: the C compiler, processes of one run, data, models and tasks that are named, dashboards that are, and the
+server, which listens.
+
+`interop/export/exporting.py` uses a function that divides weights into files, and `urllib` divides an address.
+"""
+
+
+def test_nothing_is_asked_of_the_network_but_by_few_modules(trees: dict[Path, ast.Module]) -> None:
+    reaching: dict[str, set[str]] = {}
+    for path, tree in trees.items():
+        names = {name.split(".")[0] for _, name, _ in imports(path, tree)} & REACHING
+        if names and path.parts[0] == "lmtool":
+            reaching[path.relative_to("lmtool").as_posix()] = names
+    assert reaching == ALLOWED
+
+
+def test_the_libraries_of_the_hub_count_nothing() -> None:
+    program = "import lmtool, huggingface_hub.constants as known; print(known.HF_HUB_DISABLE_TELEMETRY)"
+    env = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_TELEMETRY"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"

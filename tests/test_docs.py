@@ -1,4 +1,4 @@
-"""The documentation is true: its commands exist, the README's commands run, its links lead somewhere."""
+"""The documentation is true: its commands exist, the README's run, its links lead somewhere, its pictures are small."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import dropwhile, takewhile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.support.kernels import put_kernels
 from tests.support.peers import peer_in
 
 ROOT = Path(__file__).parents[1]
+PICTURES = sorted((ROOT / "docs" / "pictures").iterdir())
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").rglob("*.md")])
 
 # What a reader would wait minutes for is made small: a tiny model, few steps, few tokens. Nothing else is changed.
@@ -170,3 +172,31 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = page.parent / path if path else page
         assert target.exists(), f"{page.name} links to {link}, which is not there"
         assert not anchor or anchor in anchors(target), f"{page.name} links to {link}: no such heading"
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_a_picture_is_small_and_asks_for_nothing(picture: Path) -> None:
+    text = picture.read_text(encoding="utf-8")
+    is_still = picture.stem != "recording"
+    assert len(text.encode()) < (60_000 if is_still else 150_000)
+    assert ("animation" in text) is not is_still
+    root = ElementTree.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert all(map(root.get, ("width", "height", "aria-label")))
+    tags = {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert tags <= {"svg", "circle", "style", "g", "path", "polyline", "rect", "text", "title"}
+    assert not re.search(r"\bon\w+=|href|url\(|@import|!ENTITY", text)
+
+
+def test_every_picture_is_shown_and_described() -> None:
+    shown: dict[Path, str] = {}
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for description, target in re.findall(r"!\[([^]]*)\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            shown[(page.parent / target).resolve()] = description
+    assert set(shown) == set(PICTURES)
+    assert all(shown.values())
+
+
+def test_the_readme_begins_with_a_picture() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert any("](docs/pictures/" in line for line in lines[:30])
