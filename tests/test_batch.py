@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmtool.batch import Batch, Mask
@@ -80,28 +80,23 @@ def test_where_documents_begin_equals_a_loop(drawn: tuple[dict[str, Any], int, i
     assert starts_BS.flatten().tolist() == wanted
 
 
+NOTHING = {"causal": False, "window": None, "prefix_B": None, "keep_BS": None, "documents_BS": None}
+
+
 @given(masks())
-def test_the_shortcuts_are_true(drawn: tuple[dict[str, Any], int, int, int]) -> None:
+@example((NOTHING, 1, 2, 3))
+@example(({**NOTHING, "causal": True}, 1, 2, 3))
+def test_the_shortcuts_are_true_and_hold_where_nothing_else_is_given(
+    drawn: tuple[dict[str, Any], int, int, int],
+) -> None:
     fields, _, n_queries, n_keys = drawn
-    mask = mask_of(fields)
-    allowed = mask.to_tensor(n_queries, n_keys, CPU)
-    if mask.allows_all:
-        assert allowed.all()
-    if mask.is_only_causal:
+    mask, is_plain = mask_of(fields), {**fields, "causal": False} == NOTHING
+    assert mask.allows_all == (is_plain and not fields["causal"])
+    assert mask.is_only_causal == (is_plain and fields["causal"])
+    if is_plain:
         lower = torch.ones(n_queries, n_keys, dtype=torch.bool).tril(n_keys - n_queries)
-        assert torch.equal(allowed, lower[None])
-
-
-def test_when_the_shortcuts_hold() -> None:
-    rows: dict[str, Any] = {"documents_BS": torch.zeros(1, 2), "prefix_B": torch.zeros(1), "window": 3}
-    rows |= {"keep_BS": torch.ones(1, 2, dtype=torch.bool)}
-    assert Mask().allows_all
-    assert Mask(causal=True).is_only_causal
-    assert not Mask(causal=True).allows_all
-    assert not Mask().is_only_causal
-    for name, value in rows.items():
-        assert not Mask(**{name: value}).allows_all
-        assert not Mask(causal=True, **{name: value}).is_only_causal
+        wanted = lower if fields["causal"] else torch.ones_like(lower)
+        assert torch.equal(mask.to_tensor(n_queries, n_keys, CPU), wanted[None])
 
 
 def test_a_batch_moves_whole() -> None:
