@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tests.campaigns.harness import die_with_parent
 from tests.campaigns.watching import Act, Watch
@@ -77,25 +78,23 @@ class Begun:
     output: Path
     began: float = field(default_factory=time.monotonic)
 
+    def _wait(self, seconds: float, flags: int = 0) -> Any:
+        """The state of the command once it has ended, or what the flags say; None if that takes longer."""
+        deadline = time.monotonic() + seconds
+        while True:
+            state = os.waitid(os.P_PID, self.pid, flags | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if state is not None or time.monotonic() >= deadline:
+                return state
+            time.sleep(0.002)
+
     def stopped(self, seconds: float) -> bool:
         """Wait until the command has stopped itself: True; or until it has ended, or `seconds` are over: False."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            flags = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
-            if (state := os.waitid(os.P_PID, self.pid, flags)) is not None:
-                return state.si_code == os.CLD_STOPPED
-            time.sleep(0.002)
-        return False
+        state = self._wait(seconds, os.WSTOPPED)
+        return state is not None and state.si_code == os.CLD_STOPPED
 
     def ended(self, seconds: float) -> bool:
         """Wait until the command has ended, at most so long."""
-        deadline = time.monotonic() + seconds
-        while True:
-            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                return True
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.002)
+        return self._wait(seconds) is not None
 
     def delayed(self) -> float:
         """Seconds for which threads of the command waited for a core."""
@@ -110,7 +109,7 @@ class Begun:
 
     def failed(self) -> bool:
         """Whether a command that has ended did so with another code than 0."""
-        state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        state = self._wait(0)
         return state is not None and (state.si_code, state.si_status) != (os.CLD_EXITED, 0)
 
     def finish(self) -> Outcome:
