@@ -133,7 +133,7 @@ def test_the_source_keeps_the_rules(trees: dict[Path, ast.Module]) -> None:
         ("lmtool/data/utils.py", "", 1),
     ],
 )
-def test_a_fault_is_found_and_named(path: str, source: str, line: int) -> None:
+def test_a_module_against_the_rules_is_named(path: str, source: str, line: int) -> None:
     (found,) = faults(Path(path), ast.parse(source))
     assert found.startswith(f"{path}:{line}: ")
 

@@ -68,7 +68,7 @@ def open_files() -> list[Path]:
     return [Path(os.readlink(link)) for link in [*Path("/proc/self/fd").iterdir()] if os.path.lexists(link)]
 
 
-def test_this_platform_is_told_apart(windows: ModuleType) -> None:
+def test_windows_is_recognized_and_does_without_posix(windows: ModuleType) -> None:
     assert windows.IS_WINDOWS
     assert not system.IS_WINDOWS
     assert windows.OPEN_WITHOUT_WAITING == 0
@@ -90,7 +90,7 @@ def test_one_process_locks_a_file_and_the_others_read_it(windows: ModuleType, tm
     lock.RunLock(tmp_path).release()
 
 
-def test_a_second_one_waits(windows: ModuleType, tmp_path: Path) -> None:
+def test_a_second_process_waits_for_a_lock(windows: ModuleType, tmp_path: Path) -> None:
     def second() -> None:
         with durable.hold_lock(tmp_path / "lock"):
             pass
@@ -103,7 +103,7 @@ def test_a_second_one_waits(windows: ModuleType, tmp_path: Path) -> None:
     waiting.join()
 
 
-def test_files_and_folders_take_their_names(windows: ModuleType, tmp_path: Path) -> None:
+def test_new_files_and_folders_replace_old_ones(windows: ModuleType, tmp_path: Path) -> None:
     for content in (b"1", b"2"):
         durable.replace_file(tmp_path / "a", content)
         with durable.atomic_output(tmp_path / "b") as new:
