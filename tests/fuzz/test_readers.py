@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lmtool.errors import LmtoolError
 from tests.fuzz.mutation import mutated
 from tests.fuzz.readers import READERS
+from tests.support.errors import refuses
 
 
 @cache
@@ -37,3 +38,8 @@ def test_damaged_files_are_read_or_refused(name: str, number: int, tmp_path: Pat
     except LmtoolError as error:
         exit_code = error.exit_code
     assert exit_code > 1
+
+
+def test_a_tokenizer_that_names_no_end_of_texts_is_refused(tmp_path: Path) -> None:
+    with refuses("checkpoint"):
+        READERS["tokenizer_config.json of smollm2"].read(tmp_path, b"{}")
