@@ -41,8 +41,7 @@ LONGEST = (
     "test_folds.py",
     "test_processes.py",
     "test_sharding.py",
-    "test_faults.py",
-    "test_pairs.py",
+    "test_campaigns.py",
     "test_kill.py",
     "test_docs.py",
 )

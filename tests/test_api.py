@@ -2,7 +2,9 @@
 
 import math
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,54 +13,71 @@ import torch
 from lmtool import SamplingParams, finetune, load, pretrain
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
-from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.evaluation.attention import compute_attention
 from lmtool.evaluation.gradients import compute_gradient_flow_of_text, measure_state_contraction_on_text
 from lmtool.interop.resolve import resolve_reference
 from lmtool.runs.load import load_run
 from lmtool.tasks.predict import predict_table_lazily as predict_table
+from lmtool.training import convex
 from tests.support.errors import refuses
+from tests.support.kernels import put_kernels
 from tests.support.peers import CASES, PLAIN, peer_in, word_pieces
 from tests.support.training import Work, words
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 
 
-@pytest.fixture
-def trained(work: Work, monkeypatch: pytest.MonkeyPatch) -> Work:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = Work(tmp_path_factory.mktemp("trained"))
     work.pretrain("model.context=64", name="runs/first")
     work.finetune(source=work.run("runs/first"), name="runs/reviews")
+    work.pretrain("model={kind: recurrent, cell: gru, d_model: 8, context: 8}", name="runs/gru")
     work.pretrain("model.context=64", "tokenizer={kind: bpe, vocab_size: 300}", name="runs/second")
+    return work.run("runs")
+
+
+@pytest.fixture
+def trained(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMTOOL_RUNS", str(runs))
+
+
+@pytest.fixture
+def training(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    monkeypatch.chdir(tmp_path)
+    put_kernels(tmp_path / "cache")
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(convex, "PENALTIES", (1e4, 10.0, 1.0, 0.1))
+    monkeypatch.setattr(convex, "N_DIVISIONS", 1)
     return work
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of what so little text does
 def test_the_lines_of_the_page_run(
-    trained: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Path, training: Work, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a small random model in place of the one that would be downloaded."""
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    peer_in(tmp_path / "model", "llama")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lmtool.interop.importing.download_hub_model", lambda reference: (tmp_path / "model", "c0ffee"))
+    """With a small random model in place of the one that would be downloaded, and few rows."""
+    folder = training.folder
+    peer_in(folder / "model", "llama")
+    for name in ("second", "reviews"):  # the last one that was begun is `second`
+        shutil.copytree(runs / name, folder / "runs" / name)
+    monkeypatch.setattr("lmtool.interop.importing.download_hub_model", lambda reference: (folder / "model", "c0ffee"))
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S)
     assert len(blocks) > 5
-    exec("\n".join(blocks), {})
+    exec("\n".join(blocks).replace("range(40)", "range(6)"), {})
     assert len(capsys.readouterr().out.splitlines()) >= 8
 
 
-def test_an_index_of_a_table_has_its_ids(trained: Work, tmp_path: Path) -> None:
+def test_an_index_of_a_table_has_its_ids(trained: None, tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     table.write_bytes("key|title|text\nk1|été|a cat ran\nk2||the mat\n".encode("cp1252"))
     columns = {"text_columns": ["title", "text"], "encoding": "cp1252", "delimiter": "|"}
     index = load("reviews", device="cpu").index(tmp_path / "i", str(table), id_column="key", **columns)
-    assert sorted(hit[:3] for hit in index.search(["a cat"])[0]) == [
-        ("k1", str(table), "été a cat ran"),
-        ("k2", str(table), "the mat"),
-    ]
+    texts = {"k1": "été a cat ran", "k2": "the mat"}
+    assert sorted(hit[:3] for hit in index.search(["a cat"])[0]) == [(key, str(table), texts[key]) for key in texts]
 
 
-def test_predictions_are_those_of_the_command(trained: Work, tmp_path: Path) -> None:
+def test_predictions_are_those_of_the_command(trained: None, tmp_path: Path) -> None:
     texts = [words(n, seed=n) for n in range(1, 9)]
     table = tmp_path / "rows.csv"
     table.write_text("\n".join(["text", *texts]) + "\n", encoding="utf-8")
@@ -74,20 +93,20 @@ def test_predictions_are_those_of_the_command(trained: Work, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("problem", "n"), [("multi_label_classification", 3), ("regression", 1)])
 def test_predictions_of_an_imported_classifier(
-    problem: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    problem: str, n: int, training: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     roles = CASES["bert classifier"][3]
     settings = {**PLAIN, "num_labels": n, "problem_type": problem}
     monkeypatch.setitem(CASES, "own", ("BertForSequenceClassification", settings, word_pieces(), roles))
     peer_in(tmp_path / "model", "own")
     lm = load(str(tmp_path / "model"), device="cpu")
     loaded = load_run(resolve_reference(str(tmp_path / "model")), CPU)
+    run_head: Any = loaded.model.run_head
     texts = ["It rained.", "The boats stayed in the harbour."]
     for text, found in zip(texts, lm.predict(texts), strict=True):
-        row, _, _ = loaded.prompt_format.encode_and_truncate_row([np.array(loaded.tokenizer.encode(text))])
+        row, *_ = loaded.prompt_format.encode_and_truncate_row([np.array(loaded.tokenizer.encode(text))])
         with torch.no_grad():
-            scores_C = loaded.model.run_head(Batch(torch.tensor(row)[None])).scores[0].double()
+            scores_C = run_head(Batch(torch.tensor(row)[None])).scores[0].double()
         if n == 1:
             assert isinstance(found.label, float)
             assert math.isclose(found.label, float(scores_C[0]), rel_tol=1e-4)
@@ -97,8 +116,7 @@ def test_predictions_of_an_imported_classifier(
             assert found.label == tuple(f"LABEL_{i}" for i, p in enumerate(wanted) if p > 0.5)
 
 
-def test_a_source_gives_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+def test_a_source_gives_a_text(training: Work, tmp_path: Path) -> None:
     peer_in(tmp_path / "model", "t5")
     lm = load(str(tmp_path / "model"), device="cpu")
     (prediction,) = lm.predict(["Tom and Anna"])
@@ -107,21 +125,20 @@ def test_a_source_gives_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert lm.complete("Tom and Anna", SamplingParams("greedy", max_new_tokens=8))[0] in prediction.label
 
 
-def test_what_is_inside_is_what_the_commands_show(trained: Work) -> None:
+def test_what_is_inside_is_what_the_commands_show(trained: None) -> None:
     lm, loaded = load("second", device="cpu"), load_run("second", CPU)
     text = words(9)
     np.testing.assert_array_equal(
         lm.attention(text).part(None).weights_LNTS, compute_attention(loaded, [text]).part(None).weights_LNTS
     )
     assert lm.gradients(text, 3) == compute_gradient_flow_of_text(loaded, text, 3)
-    with pytest.raises(UsageError, match="no state"):
+    with refuses("usage"):
         lm.two_starts(text)
-    trained.pretrain("model={kind: recurrent, cell: gru, d_model: 8, context: 8}", name="runs/gru")
     short, gru = words(5), load_run("gru", CPU)
     assert load("gru", device="cpu").two_starts(short, 2) == measure_state_contraction_on_text(gru, short, 2)
 
 
-def test_hidden_states_and_the_next_token_are_those_of_a_forward_pass(trained: Work) -> None:
+def test_hidden_states_and_the_next_token_are_those_of_a_forward_pass(trained: None) -> None:
     lm, loaded = load("second", device="cpu"), load_run("second", CPU)
     text = words(9)
     tokens = torch.tensor([[*loaded.prompt_format.opening, *loaded.tokenizer.encode(text)]])
@@ -137,13 +154,6 @@ def test_hidden_states_and_the_next_token_are_those_of_a_forward_pass(trained: W
     order = p_V.argsort(descending=True, stable=True)
     np.testing.assert_allclose([p for _, p in following], p_V[order], atol=1e-6)
     assert following[0][0] == loaded.tokenizer.display_token(int(order[0]))
-
-
-@pytest.fixture
-def training(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    return work
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -166,20 +176,20 @@ def test_a_table_gives_its_scores(training: Work) -> None:
 
 
 def test_mistakes_in_training_are_those_of_the_command(training: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RecipeError, match="stepss"):
+    with refuses("recipe"):
         pretrain("no-such.txt", settings={"training.stepss": 3})
-    with pytest.raises(DataError, match="no-such"):
+    with refuses("file_not_found"):
         pretrain("no-such.txt")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="one process"):
+    with refuses("usage"):
         pretrain("a\nb")
 
 
-def test_what_a_model_does_not_do_is_refused(trained: Work) -> None:
+def test_what_a_model_does_not_do_is_refused(trained: None) -> None:
     lm = load("second", device="cpu")
-    with pytest.raises(UsageError, match="not fine-tuned"):
+    with refuses("usage"):
         lm.predict(["a"])
-    with pytest.raises(UsageError, match="vectors of words"):
+    with refuses("usage"):
         lm.embed("a", pool="none")
     with refuses("run_not_found"):
         load("missing")

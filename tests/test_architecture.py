@@ -1,17 +1,18 @@
 """The rules of the house that can be read off the source: who imports whom, and what is nowhere."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from tests.support.sources import BLOCKS, imports
+from tests.support.sources import imports
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,69 +49,65 @@ HOSTILE = {"tests/cli/test_hostile.py"}
 """Modules that make the files that nothing may open."""
 DRAWERS = {"util.py", "utils.py", "helpers.py", "misc.py"}
 SOURCES = [
-    path
+    path.relative_to(ROOT)
     for folder in ("lmtool", "tests", "benchmarks", "data", "scripts")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 
 
-def statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """The statements of a module, also those inside others; not their expressions, which are most of its nodes."""
-    todo: list[ast.AST] = [tree]
-    while todo:
-        node = todo.pop()
-        yield node
-        todo += [child for child in ast.iter_child_nodes(node) if isinstance(child, BLOCKS)][::-1]
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    """What each module of the project says, by its path in it."""
+    assert len(SOURCES) > 20
+    return {path: ast.parse((ROOT / path).read_text(encoding="utf-8")) for path in SOURCES}
 
 
 def room_of(dotted: str) -> str:
     return [*dotted.split("."), ""][1]
 
 
-def faults(path: Path, source: str) -> list[str]:
+def faults(path: Path, tree: ast.Module) -> Iterator[str]:
     """What a module of the project does against the rules, one line each; `path` is relative to the project."""
-    found, tree = [], ast.parse(source)
+    is_ours = path.parts[0] == "lmtool"
+    may_ask = not is_ours or str(path) == "lmtool/system.py"
+    room = room_of(".".join(path.with_suffix("").parts)).removesuffix("__init__")
     for line, name, at_import in imports(path, tree):
-        where = f"{path}:{line}"
         library = name.split(".")[0]
         if library in UNSAFE and str(path) not in HOSTILE:
-            found.append(f"{where}: imports {library}; files hold safetensors and JSON only")
-        if path.parts[0] != "lmtool":
-            continue
-        if library in OF_ONE_PLATFORM and str(path) != "lmtool/system.py":
-            found.append(f"{where}: imports {library}, which not every platform has; lmtool/system.py asks which it is")
-        room = room_of(".".join(path.with_suffix("").parts)).removesuffix("__init__")
-        if library in HEAVY and room in LIGHT_ROOMS and (at_import or room == "recipe"):
-            found.append(f"{where}: imports {library}, which the room '{room}' must not load when it is imported")
-        if library == "lmtool" and room_of(name) != room:
+            yield f"{path}:{line}: imports {library}; files hold safetensors and JSON only"
+        if library in OF_ONE_PLATFORM and not may_ask:
+            yield f"{path}:{line}: imports {library}, which not every platform has; lmtool/system.py asks which it is"
+        if is_ours and library in HEAVY and room in LIGHT_ROOMS and (at_import or room == "recipe"):
+            yield f"{path}:{line}: imports {library}, which the room '{room}' must not load when it is imported"
+        if is_ours and library == "lmtool" and room_of(name) != room:
             below = LEVEL.get(room_of(name))
             if below is None or room not in LEVEL:
-                found.append(f"{where}: {name} or {path} stands on no level of LEVELS")
+                yield f"{path}:{line}: {name} or {path} stands on no level of LEVELS"
             elif below >= LEVEL[room]:
-                found.append(f"{where}: imports {name}, which does not lie below the room '{room}'")
+                yield f"{path}:{line}: imports {name}, which does not lie below the room '{room}'"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in ("platform", "name"):
-            is_asked = ast.unparse(node) in ("sys.platform", "os.name")
-            if is_asked and path.parts[0] == "lmtool" and str(path) != "lmtool/system.py":
-                found.append(f"{path}:{node.lineno}: asks for the platform, as only lmtool/system.py does")
-        if isinstance(node, ast.Attribute) and node.attr == "load" and ast.unparse(node) == "torch.load":
-            found.append(f"{path}:{node.lineno}: torch.load may run code; use safetensors")
-        if isinstance(node, ast.ImportFrom) and node.module == "torch" and "load" in {a.name for a in node.names}:
-            found.append(f"{path}:{node.lineno}: torch.load may run code; use safetensors")
-        if isinstance(node, ast.ImportFrom | ast.Import) and path.parts[0] == "tests":
-            named = f"{getattr(node, 'module', '')}.{'.'.join(alias.name for alias in node.names)}".split(".")
-            if named[0] == "tests" and any(name.startswith("test_") for name in named):
-                found.append(f"{path}:{node.lineno}: imports a test module; what tests share is in tests/support")
-        if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
-            found.append(f"{path}:{node.value.lineno}: allow_pickle may run code")
+        match node:
+            case (
+                ast.Attribute(value=ast.Name("sys"), attr="platform") | ast.Attribute(value=ast.Name("os"), attr="name")
+            ):
+                if not may_ask:
+                    yield f"{path}:{node.lineno}: asks for the platform, as only lmtool/system.py does"
+            case ast.Attribute(value=ast.Name("torch"), attr="load"):
+                yield f"{path}:{node.lineno}: torch.load may run code; use safetensors"
+            case ast.ImportFrom(module="torch", names=names) if "load" in {name.name for name in names}:
+                yield f"{path}:{node.lineno}: torch.load may run code; use safetensors"
+            case ast.ImportFrom(names=names) | ast.Import(names=names) if path.parts[0] == "tests":
+                named = f"{getattr(node, 'module', '')}.{'.'.join(alias.name for alias in names)}".split(".")
+                if named[0] == "tests" and any(name.startswith("test_") for name in named):
+                    yield f"{path}:{node.lineno}: imports a test module; what tests share is in tests/support"
+            case ast.keyword(arg="allow_pickle", value=value) if ast.unparse(value) != "False":
+                yield f"{path}:{value.lineno}: allow_pickle may run code"
     if path.name in DRAWERS:
-        found.append(f"{path}:1: a name for anything; call the module by what it does")
-    return found
+        yield f"{path}:1: a name for anything; call the module by what it does"
 
 
-def test_the_source_keeps_the_rules():
-    assert len(SOURCES) > 20
-    found = [fault for path in SOURCES for fault in faults(path.relative_to(ROOT), path.read_text(encoding="utf-8"))]
+def test_the_source_keeps_the_rules(trees: dict[Path, ast.Module]) -> None:
+    found = [fault for path, tree in trees.items() for fault in faults(path, tree)]
     assert not found, "\n" + "\n".join(found)
 
 
@@ -136,72 +133,57 @@ def test_the_source_keeps_the_rules():
         ("lmtool/data/utils.py", "", 1),
     ],
 )
-def test_a_fault_is_found_and_named(path, source, line):
-    found = faults(Path(path), source)
-    assert len(found) == 1
-    assert found[0].startswith(f"{path}:{line}: ")
+def test_a_module_against_the_rules_is_named(path: str, source: str, line: int) -> None:
+    (found,) = faults(Path(path), ast.parse(source))
+    assert found.startswith(f"{path}:{line}: ")
 
 
-def circle(sources: Iterable[tuple[str, str]]) -> list[str]:
+def circle(trees: Mapping[Path, ast.Module]) -> list[str]:
     """Modules that import each other, the first one also last; empty if there is none."""
-    trees = {".".join(Path(path).with_suffix("").parts).removesuffix(".__init__"): source for path, source in sources}
+    names = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): tree for path, tree in trees.items()}
     imported = {
         name: {
-            inner if (inner := f"{node.module}.{alias.name}") in trees else node.module
-            for node in statements(ast.parse(source))
+            inner if (inner := f"{node.module}.{alias.name}") in names else node.module
+            for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom) and node.module
             for alias in node.names
         }
-        for name, source in trees.items()
+        for name, tree in names.items()
     }
     try:
         TopologicalSorter(imported).prepare()
     except CycleError as error:
-        return error.args[1]
+        return list(error.args[1])
     return []
 
 
-def test_no_modules_import_each_other():
+def test_no_modules_import_each_other(trees: dict[Path, ast.Module]) -> None:
     """Also not inside functions."""
-    sources = [(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")) for path in SOURCES]
-    assert circle(sources) == []
+    assert circle(trees) == []
+    late = ast.parse("def late():\n    from a import one")
+    two = {Path("a/one.py"): ast.parse("from a.two import x"), Path("a/two.py"): late}
+    assert {*circle(two)} == {"a.one", "a.two"}
 
 
-def test_a_circle_is_found():
-    late = "def late():\n    from a import one"
-    assert sorted(set(circle([("a/one.py", "from a.two import x"), ("a/two.py", late)]))) == ["a.one", "a.two"]
-    assert circle([("a/one.py", "from a import two"), ("a/two.py", "import a.one")]) == []
-
-
-def shared_names(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def shared_names(trees: Mapping[Path, ast.Module]) -> dict[str, list[str]]:
     """Public names of classes and types that mean something else in several modules, and these modules."""
     places = defaultdict(list)
-    for path, source in sources:
-        for node in ast.parse(source).body:
+    for path, tree in trees.items():
+        for node in tree.body:
             match node:
                 case ast.ClassDef(name=name) if not name.startswith("_"):
-                    meaning = path
+                    places[name].append((str(path), str(path)))
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if name[:1].isupper() and not name.isupper():
-                    meaning = ast.unparse(value)
-                case _:
-                    continue
-            places[name].append((path, meaning))
+                    places[name].append((str(path), ast.unparse(value)))
     return {name: [path for path, _ in of] for name, of in places.items() if len({meaning for _, meaning in of}) > 1}
 
 
-def test_a_name_has_one_meaning():
-    sources = [(path.relative_to(ROOT), path.read_text(encoding="utf-8")) for path in SOURCES]
-    assert shared_names((str(path), source) for path, source in sources if path.parts[0] == "lmtool") == {}
-
-
-def test_two_meanings_of_one_name_are_found():
+def test_a_name_has_one_meaning(trees: dict[Path, ast.Module]) -> None:
+    assert shared_names({path: tree for path, tree in trees.items() if path.parts[0] == "lmtool"}) == {}
     one = "class A: ...\nclass _B: ...\nInts = list[int]\nName = str\nTWO = 2\nNeither = str"
     other = "class A: ...\nclass _B: ...\nInts = list[int]\nclass Name: ...\nTWO = 3\nNeither = bytes\nclass C: ..."
-    assert shared_names([("a.py", one), ("b.py", other)]) == {
-        "A": ["a.py", "b.py"],
-        "Name": ["a.py", "b.py"],
-        "Neither": ["a.py", "b.py"],
-    }
+    two = {Path("a.py"): ast.parse(one), Path("b.py"): ast.parse(other)}
+    assert shared_names(two) == {name: ["a.py", "b.py"] for name in ("A", "Name", "Neither")}
 
 
 LOADER = """
@@ -214,9 +196,9 @@ for name in sys.argv[2:]:
 """
 
 
-def test_the_command_line_and_recipes_load_nothing_heavy():
+def test_the_command_line_and_recipes_load_nothing_heavy() -> None:
     """Also not through others, which the source of one module cannot show."""
-    light = [path.relative_to(ROOT).with_suffix("").parts for path in SOURCES]
+    light = [path.with_suffix("").parts for path in SOURCES]
     names = [".".join(parts).removesuffix(".__init__") for parts in light if parts[:2] in LIGHT_PACKAGES]
     assert len(names) > 10
     command = [sys.executable, "-c", LOADER, " ".join(HEAVY), *names]
@@ -228,24 +210,19 @@ KEYS = {"top_k", "layer_types"}
 """Functions that have the name of a key, which messages may name."""
 
 
-def test_messages_name_no_function() -> None:
+def test_messages_name_no_function(trees: dict[Path, ast.Module]) -> None:
     """A function that is renamed by its word is also renamed in the sentences that have the word."""
-    functions: set[str] = set()
-    sentences: list[tuple[str, int, str]] = []
-    for path in sorted((ROOT / "lmtool").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        functions |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and "_" in node.name[1:]}
-        sentences += (
-            (path.name, node.lineno, node.value)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip()
-        )
+    ours = {path: tree for path, tree in trees.items() if path.parts[0] == "lmtool"}
+    functions = {node.name for tree in ours.values() for node in tree.body if isinstance(node, ast.FunctionDef)}
+    named = {name for name in functions - KEYS if "_" in name[1:]}
     assert [
-        (file, line, word)
-        for file, line, text in sentences
-        if "\n" not in text
-        for word in re.findall(r"(?<![\w.`/\"'-])\w+(?![\w=(.\[:`])", text)
-        if word in functions - KEYS
+        (str(path), node.lineno, word)
+        for path, tree in ours.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if " " in node.value.strip() and "\n" not in node.value
+        for word in re.findall(r"(?<![\w.`/\"'-])\w+(?![\w=(.\[:`])", node.value)
+        if word in named
     ] == []
 
 
@@ -255,3 +232,46 @@ def test_contributing_names_files_that_exist() -> None:
     named = [(room, name) for room, files in rows for name in re.findall(r"`(\w+(?:\.py|/))`", files)]
     assert len(named) > 80
     assert [(room, name) for room, name in named if not [*(ROOT / "lmtool" / room).rglob(name.rstrip("/"))]] == []
+
+
+REACHING = {
+    *("socket", "ssl", "http", "urllib", "ftplib", "smtplib", "requests", "httpx", "aiohttp", "uvicorn"),
+    *("huggingface_hub", "datasets", "lm_eval", "wandb", "mlflow", "subprocess"),
+}
+"""Libraries that open connections, or start programs that may."""
+
+ALLOWED = {
+    "compute/kernels/build.py": {"subprocess"},
+    "compute/processes.py": {"socket"},
+    "data/catalogue.py": {"subprocess"},
+    "data/hub.py": {"datasets", "huggingface_hub"},
+    "interop/export/exporting.py": {"huggingface_hub"},
+    "interop/export/pushing.py": {"huggingface_hub"},
+    "interop/published_models.py": {"huggingface_hub"},
+    "report/dashboards.py": {"mlflow", "wandb"},
+    "serving/guard.py": {"socket", "urllib"},
+    "serving/server.py": {"socket", "uvicorn"},
+    "tasks/benchmarks.py": {"lm_eval"},
+    "tasks/lmeval.py": {"lm_eval"},
+}
+"""By module: the C compiler, processes of one run, data, models and tasks that are named, dashboards that are, and the
+server, which listens.
+
+`interop/export/exporting.py` uses a function that divides weights into files, and `urllib` divides an address.
+"""
+
+
+def test_nothing_is_asked_of_the_network_but_by_few_modules(trees: dict[Path, ast.Module]) -> None:
+    reaching: dict[str, set[str]] = {}
+    for path, tree in trees.items():
+        names = {name.split(".")[0] for _, name, _ in imports(path, tree)} & REACHING
+        if names and path.parts[0] == "lmtool":
+            reaching[path.relative_to("lmtool").as_posix()] = names
+    assert reaching == ALLOWED
+
+
+def test_the_libraries_of_the_hub_count_nothing() -> None:
+    program = "import lmtool, huggingface_hub.constants as known; print(known.HF_HUB_DISABLE_TELEMETRY)"
+    env = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_TELEMETRY"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"

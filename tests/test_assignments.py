@@ -1,5 +1,6 @@
 """The assignments: stubs get no point, right solutions all of them, and common mistakes lose theirs."""
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -36,9 +37,7 @@ MISTAKES = [
 @pytest.fixture
 def grade(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import grade
-
-    return grade
+    return importlib.import_module("grade")
 
 
 def test_each_assignment_has_a_stub_a_solution_and_a_place_on_the_page(grade: ModuleType) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmtool.batch import Batch, Mask
@@ -36,10 +36,10 @@ def masks(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, int]:
 
 
 def mask_of(fields: dict[str, Any]) -> Mask:
-    return Mask(**{name: torch.tensor(value) if isinstance(value, list) else value for name, value in fields.items()})
+    tensors: dict[str, Any] = {name: torch.tensor(value) for name, value in fields.items() if isinstance(value, list)}
+    return Mask(**{**fields, **tensors})
 
 
-@settings(deadline=None)
 @given(masks())
 def test_allowed_equals_three_loops(drawn: tuple[dict[str, Any], int, int, int]) -> None:
     fields, rows, n_queries, n_keys = drawn
@@ -61,18 +61,14 @@ def test_allowed_equals_three_loops(drawn: tuple[dict[str, Any], int, int, int])
             assert allowed[row, i].tolist() == seen
 
 
-@settings(deadline=None)
 @given(masks())
 def test_where_documents_begin_equals_a_loop(drawn: tuple[dict[str, Any], int, int, int]) -> None:
     """At the first text of each document but the first one of a row, whatever padding stands between."""
     fields, rows, _, n_keys = drawn
     documents, keep = fields["documents_BS"], fields["keep_BS"] or [[True] * n_keys] * rows
-    mask = Mask(
-        documents_BS=None if documents is None else torch.tensor(documents),
-        keep_BS=None if fields["keep_BS"] is None else torch.tensor(keep),
-    )
+    starts_BS = mask_of(fields).document_starts_after_first_BS
     if documents is None:
-        assert mask.document_starts_after_first_BS is None
+        assert starts_BS is None
         return
     wanted = []
     for row, kept in zip(documents, keep, strict=True):
@@ -80,33 +76,27 @@ def test_where_documents_begin_equals_a_loop(drawn: tuple[dict[str, Any], int, i
         for document, is_text in zip(row, kept, strict=True):
             wanted.append(is_text and last is not None and document != last)
             last = document if is_text else last
-    assert mask.document_starts_after_first_BS is not None
-    assert mask.document_starts_after_first_BS.flatten().tolist() == wanted
+    assert starts_BS is not None
+    assert starts_BS.flatten().tolist() == wanted
 
 
-@settings(deadline=None)
+NOTHING = {"causal": False, "window": None, "prefix_B": None, "keep_BS": None, "documents_BS": None}
+
+
 @given(masks())
-def test_the_shortcuts_are_true(drawn: tuple[dict[str, Any], int, int, int]) -> None:
+@example((NOTHING, 1, 2, 3))
+@example(({**NOTHING, "causal": True}, 1, 2, 3))
+def test_the_shortcuts_are_true_and_hold_where_nothing_else_is_given(
+    drawn: tuple[dict[str, Any], int, int, int],
+) -> None:
     fields, _, n_queries, n_keys = drawn
-    mask = mask_of(fields)
-    allowed = mask.to_tensor(n_queries, n_keys, CPU)
-    if mask.allows_all:
-        assert allowed.all()
-    if mask.is_only_causal:
+    mask, is_plain = mask_of(fields), {**fields, "causal": False} == NOTHING
+    assert mask.allows_all == (is_plain and not fields["causal"])
+    assert mask.is_only_causal == (is_plain and fields["causal"])
+    if is_plain:
         lower = torch.ones(n_queries, n_keys, dtype=torch.bool).tril(n_keys - n_queries)
-        assert torch.equal(allowed, lower[None])
-
-
-def test_when_the_shortcuts_hold() -> None:
-    rows: dict[str, Any] = {"documents_BS": torch.zeros(1, 2), "prefix_B": torch.zeros(1), "window": 3}
-    rows |= {"keep_BS": torch.ones(1, 2, dtype=torch.bool)}
-    assert Mask().allows_all
-    assert Mask(causal=True).is_only_causal
-    assert not Mask(causal=True).allows_all
-    assert not Mask().is_only_causal
-    for name, value in rows.items():
-        assert not Mask(**{name: value}).allows_all
-        assert not Mask(causal=True, **{name: value}).is_only_causal
+        wanted = lower if fields["causal"] else torch.ones_like(lower)
+        assert torch.equal(mask.to_tensor(n_queries, n_keys, CPU), wanted[None])
 
 
 def test_a_batch_moves_whole() -> None:

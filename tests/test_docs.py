@@ -1,4 +1,4 @@
-"""The documentation is true: its commands exist, the README's commands run, its links lead somewhere."""
+"""The documentation is true: its commands exist, the README's run, its links lead somewhere, its pictures are small."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import dropwhile, takewhile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.support.kernels import put_kernels
 from tests.support.peers import peer_in
 
 ROOT = Path(__file__).parents[1]
+PICTURES = sorted((ROOT / "docs" / "pictures").iterdir())
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").rglob("*.md")])
 
 # What a reader would wait minutes for is made small: a tiny model, few steps, few tokens. Nothing else is changed.
@@ -33,12 +35,13 @@ NOT_RUN = {".", "cd", "git", "make", "pip"}
 """Programs that set up what this test runs in."""
 
 
-def commands(page):
+def commands(page: Path) -> list[tuple[int, str]]:
     """(line number, command) of the ```sh blocks of a page, and of indented lines that begin with lmtool.
 
     Continued lines are joined, and programs that a line gives to another, up to END, left out.
     """
-    found, inside, begun, given = [], False, "", False
+    found: list[tuple[int, str]] = []
+    inside, begun, given = False, "", False
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("```"):
             inside = line == "```sh"
@@ -54,11 +57,11 @@ def commands(page):
     return found
 
 
-def simple_commands(command):
+def simple_commands(command: str) -> list[list[str]]:
     """The words of each simple command of a shell command, without redirections, comments, groups and loops."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
-    parts = [[]]
+    parts: list[list[str]] = [[]]
     for word in lexer:
         if word in ("|", "&&", ";"):
             parts.append([])
@@ -68,8 +71,11 @@ def simple_commands(command):
     return [[*takewhile(lambda word: word not in ("<", ">"), part)] for part in parts]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_exist(page):
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@pages
+def test_commands_exist(page: Path) -> None:
     for line, command in commands(page):
         for words in simple_commands(command):
             try:
@@ -79,22 +85,14 @@ def test_commands_exist(page):
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "lmtool pretrian x.txt",
-        "lmtool eval last x.txt --strid 3",
-        "lmtool eval",
-        "lmtool runs",
-        "lmtool --versio",
-        "make cofee",
-    ],
+    "command", ["lmtool pretrian x.txt", "lmtool eval last x.txt --strid 3", "lmtool eval", "lmtool runs", "make cofee"]
 )
-def test_a_wrong_command_is_found(command):
+def test_a_wrong_command_is_found(command: str) -> None:
     with pytest.raises(Exception, match=r"no command|[Nn]o such|[Mm]issing"):
         check_command(*simple_commands(command))
 
 
-def put_data(folder):
+def put_data(folder: Path) -> None:
     """The beginnings of the bundled texts and tables, of as many rows and paragraphs as a tiny model needs."""
     folder.mkdir()
     for path in (ROOT / "data").iterdir():
@@ -104,7 +102,7 @@ def put_data(folder):
             (folder / path.name).write_text(end.join(parts) + end, encoding="utf-8")
 
 
-def put_stand_ins(tmp_path, monkeypatch):
+def put_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small random models in the cache, under the names of those that the README downloads."""
     put_kernels(tmp_path / "cache")
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
@@ -116,7 +114,9 @@ def put_stand_ins(tmp_path, monkeypatch):
 
 
 @pytest.mark.system
-def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
+def test_the_commands_of_the_readme_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In their order, in a folder with what the README speaks of; in this process where no shell is needed."""
     put_data(tmp_path / "data")
     tales = (ROOT / "data" / "stories.txt").read_text(encoding="utf-8").split("\n\n")[:100]
@@ -153,18 +153,18 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     assert n_run > 10
 
 
-def prose(page):
+def prose(page: Path) -> str:
     """A page without its code blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
-def anchors(page):
+def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose(page)):
         if link.startswith(("http://", "https://")):
             continue
@@ -172,3 +172,31 @@ def test_links_lead_somewhere(page):
         target = page.parent / path if path else page
         assert target.exists(), f"{page.name} links to {link}, which is not there"
         assert not anchor or anchor in anchors(target), f"{page.name} links to {link}: no such heading"
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_a_picture_is_small_and_asks_for_nothing(picture: Path) -> None:
+    text = picture.read_text(encoding="utf-8")
+    is_still = picture.stem != "recording"
+    assert len(text.encode()) < (60_000 if is_still else 150_000)
+    assert ("animation" in text) is not is_still
+    root = ElementTree.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert all(map(root.get, ("width", "height", "aria-label")))
+    tags = {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert tags <= {"svg", "circle", "style", "g", "path", "polyline", "rect", "text", "title"}
+    assert not re.search(r"\bon\w+=|href|url\(|@import|!ENTITY", text)
+
+
+def test_every_picture_is_shown_and_described() -> None:
+    shown: dict[Path, str] = {}
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for description, target in re.findall(r"!\[([^]]*)\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            shown[(page.parent / target).resolve()] = description
+    assert set(shown) == set(PICTURES)
+    assert all(shown.values())
+
+
+def test_the_readme_begins_with_a_picture() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert any("](docs/pictures/" in line for line in lines[:30])

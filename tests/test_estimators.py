@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -50,12 +50,9 @@ def test_rows_give_the_model_of_the_same_table(kind: str, folder: Path) -> None:
     rows: Any = {"tuples": ROWS, "dicts": dicts, "pandas": pd.DataFrame(dicts), "polars": polars}[kind]
     of_rows, of_file = (finetune(source, settings=SMALL) for source in (rows, table(folder)))
     assert of_rows.figures["results"][""]["accuracy"] == of_file.figures["results"][""]["accuracy"]
-    few: Any = {
-        "tuples": TEXTS[:5],
-        "pandas": pd.DataFrame(dicts[:5]),
-        "polars": SimpleNamespace(columns=[], to_dicts=lambda: dicts[:5]),
-    }
-    assert of_rows.predict(few.get(kind, dicts[:5])) == of_file.predict(TEXTS[:5])
+    polars = SimpleNamespace(columns=[], to_dicts=lambda: dicts[:5])
+    few: Any = {"tuples": TEXTS[:5], "dicts": dicts[:5], "pandas": pd.DataFrame(dicts[:5]), "polars": polars}[kind]
+    assert of_rows.predict(few) == of_file.predict(TEXTS[:5])
 
 
 def test_rows_are_kept_for_resuming_under_a_name_of_their_content(folder: Path) -> None:
@@ -113,10 +110,8 @@ def test_a_classifier_is_one_of_scikit_learn(folder: Path) -> None:
 
 def test_scikit_learn_validates_and_searches(folder: Path) -> None:
     assert cross_val_score(TextClassifier(settings=SMALL), TEXTS, LABELS, cv=2).mean() > 0.9
-    search = GridSearchCV(TextClassifier(settings=SMALL), {"recipe": ["linear"], "seed": [1, 2]}, cv=2).fit(
-        TEXTS, LABELS
-    )
-    assert search.best_score_ > 0.9
+    search = GridSearchCV(TextClassifier(settings=SMALL), {"recipe": ["linear"], "seed": [1, 2]}, cv=2)
+    assert search.fit(TEXTS, LABELS).best_score_ > 0.9
 
 
 @pytest.mark.parametrize("estimator", [TextClassifier(), TextRegressor()])

@@ -12,7 +12,7 @@ from lmtool.extras import import_extra
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def test_a_library_that_is_there_is_imported():
+def test_a_library_that_is_there_is_imported() -> None:
     assert import_extra("json.decoder", "texts are read by", "serve").JSONDecoder
     with pytest.raises(ResourceError) as caught:
         import_extra("no_such.library", "texts are read by", "serve", ", or read them yourself")
@@ -22,7 +22,7 @@ def test_a_library_that_is_there_is_imported():
     ]
 
 
-def test_extras_are_no_part_of_the_base():
+def test_extras_are_no_part_of_the_base() -> None:
     names = {name.split(">")[0] for name in PROJECT["dependencies"]}
     for extra in ("serve", "tensorboard", "wandb", "mlflow", "faiss", "convert"):
         wanted = {name.split(">")[0] for name in PROJECT["optional-dependencies"][extra]}
@@ -30,7 +30,7 @@ def test_extras_are_no_part_of_the_base():
         assert not wanted & names
 
 
-def test_the_base_reads_what_the_first_pages_name():
+def test_the_base_reads_what_the_first_pages_name() -> None:
     """Data sets of the Hub and Parquet; and `make quickstart` installs what README.md runs: serve and label."""
     assert {"datasets", "pyarrow"} <= {name.split(">")[0] for name in PROJECT["dependencies"]}
     makefile = (Path(__file__).parents[1] / "Makefile").read_text(encoding="utf-8")

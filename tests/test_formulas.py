@@ -6,7 +6,7 @@ equals the plain version in tests/reference/.
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
@@ -32,7 +32,7 @@ from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.recipe.spec.words import Averaging, NGram
+from lmtool.recipe.spec.words import Averaging, NGram, Ppmi
 from tests.model import recurrent_weights
 from tests.reference import classifiers, ngram, recurrent, skipgram, vectors
 from tests.support import tiny
@@ -43,7 +43,6 @@ from tests.support.word_vectors import COUNTS, TEXT, WORDS, randomised
 from tests.support.word_vectors import counted as counted_pairs
 
 Array = NDArray[np.float64]
-EXACT: dict[str, float] = {"rtol": 1e-8, "atol": 1e-9}
 LABELS = ["a", "b", "c"]
 
 
@@ -69,18 +68,15 @@ class Training:
         parent = ParentRun(self.parent.resolved(), "parent")
         if self.words[1] == "pretrain":
             return resolve_continued_training(parent, None, parse_settings(settings)).recipe
-        kinds = {".conll": "tagging", ".json": "question-answering"}
+        kinds: dict[str, Any] = {".conll": "tagging", ".json": "question-answering"}
         shape = TableProperties(1000, "--task" in options, kinds.get(Path(self.words[2]).suffix, "classification"))
         return resolve_finetuning(parent, shape, parse_settings(settings)).recipe
 
     def small(self) -> Recipe:
         """That with small sizes, and with labels."""
         recipe = self.resolved()
-        written = recipe.model_dump() | {
-            "model": small(recipe.model),
-            "data": {},
-            "tuning": {"freeze": recipe.tuning.freeze},
-        }
+        written = recipe.model_dump() | {"model": small(recipe.model), "data": {}}
+        written["tuning"] = {"freeze": recipe.tuning.freeze}
         if "labels" in written["objective"]:
             written["objective"]["labels"] = LABELS[:2] if written["objective"].get("single_score") else LABELS
         return Recipe.model_validate(written)
@@ -123,10 +119,8 @@ def _trainings() -> dict[str, list[Training]]:
     copies: dict[str, tuple[str, list[str]]] = {}
     runs: dict[str, Training] = {}
     found: dict[str, list[Training]] = {}
-    for topic, text in {
-        "Models behind the topics": PAGE.partition("\n## Models behind the topics\n")[2],
-        **TOPICS,
-    }.items():
+    models = "Models behind the topics"
+    for topic, text in {models: PAGE.partition(f"\n## {models}\n")[2], **TOPICS}.items():
         blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, flags=re.M | re.S))
         for name, recipe in re.findall(r"^cat > (\S+\.yaml) <<'END'\n(.*?)^END$", blocks, flags=re.M | re.S):
             copies[name] = str(RECIPES / name), []
@@ -143,13 +137,11 @@ def _trainings() -> dict[str, list[Training]]:
                 if of_run := re.fullmatch(r"runs/(.+?)(?:/seed-\d+)?/recipe\.yaml", name):
                     other = runs[of_run[1]]
                     training.name, training.parent = other.name, other.parent
-                    settings = [word for pair in pairwise(other.words) if pair[0] == "-s" for word in pair]
+                    settings = other.words
+                pairs = [pair for pair in pairwise(settings) if pair[0] == "-s"]
                 if any(word.startswith("model={") for word in words):  # a model of another kind takes none of its keys
-                    values = [
-                        one for before, one in pairwise(settings) if before == "-s" and not one.startswith("model.")
-                    ]
-                    settings = [word for one in values for word in ("-s", one)]
-                words[3:3] = settings
+                    pairs = [pair for pair in pairs if not pair[1].startswith("model.")]
+                words[3:3] = [word for pair in pairs for word in pair]
                 if "--from" in options:
                     assert options["--from"] in runs, f"{topic}: no command before {words!r} trains what it begins with"
                     training.parent = runs[options["--from"]]
@@ -183,23 +175,16 @@ def unrolled(command: str) -> str:
 
 
 TRAININGS = _trainings()
-topics = pytest.mark.parametrize("topic", TRAININGS)
 FORMS = {
     "z_t = W_hy h_t + b_y": ("elman", "model.tie_embeddings=false"),
     "c_t = mean of h_1 .. h_{t-1}, z_t = W_cy [h_t; c_t] + b_y": (
-        "lstm-attention",
-        "model.attention={score: dot, select: mean}",
-        "model.tie_embeddings=false",
+        *("lstm-attention", "model.attention={score: dot, select: mean}", "model.tie_embeddings=false"),
     ),
     "c_t = sum of h_1 .. h_t": ("lstm-attention", "model.attention={score: dot, select: sum, present: true}"),
     "the best state": ("lstm-attention", "model.attention.select=hard", "model.tie_embeddings=false"),
     "the k best states": ("lstm-attention", "model.attention={score: dot, select: multi-hot, k: 2}"),
     "h_0 of the decoder = h_S of the encoder": ("seq2seq", "model.bidirectional_encoder=false"),
-    "Luong: z_t = W [h_t; c_t] + b": (
-        "seq2seq-luong",
-        "model.bidirectional_encoder=false",
-        "model.tie_embeddings=false",
-    ),
+    "Luong: z_t = W [h_t; c_t] + b": ("seq2seq-luong", "model={bidirectional_encoder: false, tie_embeddings: false}"),
     "Bahdanau: h_t = f(h_{t-1}, [x_t; c_t])": ("seq2seq-bahdanau", "model.bidirectional_encoder=false"),
     "weighted means of the states themselves": ("tiny", "model.mixer=plain-attention", "model.score=dot"),
     "LN(x + FFN(LN(x + attention)))": ("tiny", "model.residual_from=layer", "model.norm.place=post"),
@@ -209,8 +194,13 @@ FORMS = {
 """Forms of the lectures, and the recipe and settings that give them."""
 
 
-def array(tensor: torch.Tensor) -> Array:
-    return tensor.detach().double().numpy()
+def array(tensor: Any) -> Array:
+    values: Array = tensor.detach().double().numpy()
+    return values
+
+
+def assert_same(found: torch.Tensor, wanted: Any, rtol: float = 1e-8, atol: float = 1e-9) -> None:
+    np.testing.assert_allclose(array(found), wanted, rtol=rtol, atol=atol)
 
 
 def drawn(model: LanguageModel) -> LanguageModel:
@@ -236,12 +226,8 @@ def states(model: LanguageModel, recipe: Recipe, tokens_T: torch.Tensor) -> list
         tower = plain.tower
         sees = (lambda t, s: True) if spec.shape == "encoder" else (lambda t, s: s <= t)
         every = [plain._embed(tokens_T.tolist())]
-        n = len(tower.layers)
-        for depth in range(1, n + 1):
-            tower.layers, whole = tower.layers[:depth], tower.layers
-            norm, tower.final_norm = tower.final_norm, tower.final_norm if depth == n else None
-            every.append(tower.read(every[0], sees))
-            tower.layers, tower.final_norm = whole, norm
+        lower = [replace(tower, layers=tower.layers[:n], final_norm=None) for n in range(1, len(tower.layers))]
+        every += [part.read(every[0], sees) for part in (*lower, tower)]
     else:
         assert isinstance(spec, Recurrent)
         every = halves(body, spec, tokens_T)
@@ -270,16 +256,14 @@ def compare_transformer(model: LanguageModel, spec: Transformer) -> None:
     tokens_BT, sources = tiny.tokens(2, 5), [[3, 1, 4, 1], [5]]
     logits_BTV, plain = model.logits(tiny.read(model, tokens_BT, sources)), tiny.as_reference(model, spec)
     for found, row, source in zip(logits_BTV, tokens_BT.tolist(), sources, strict=True):
-        match spec.shape:
-            case "decoder":
-                wanted = plain.causal(row) if spec.causal_mask else plain.both_sides(row)[0]
-            case "prefix":
-                wanted = plain.prefix([*source, *row], len(source))[len(source) :]
-            case "encoder-decoder":
-                wanted = plain.answer(source, row)
-            case "encoder":
-                wanted = plain.both_sides(row)[0]
-        np.testing.assert_allclose(array(found), wanted, **EXACT)
+        if spec.shape == "prefix":
+            wanted = plain.prefix([*source, *row], len(source))[len(source) :]
+        elif spec.shape == "encoder-decoder":
+            wanted = plain.answer(source, row)
+        else:
+            is_causal = spec.shape == "decoder" and spec.causal_mask
+            wanted = plain.causal(row) if is_causal else plain.both_sides(row)[0]
+        assert_same(found, wanted)
 
 
 def compare_recurrent(model: LanguageModel, spec: Recurrent) -> None:
@@ -288,13 +272,13 @@ def compare_recurrent(model: LanguageModel, spec: Recurrent) -> None:
     xs = weights.embed(tokens_T)
     if isinstance(model, RecurrentEncoderDecoder):
         found = model.logits(model(Batch(tokens_T[None], source_BS=source_S[None])).hidden_BTD)[0]
-        np.testing.assert_allclose(array(found), by_loops(model, spec, source_S, tokens_T)[0], **EXACT)
+        assert_same(found, by_loops(model, spec, source_S, tokens_T)[0])
         return
     found = model.logits(model(Batch(tokens_T[None])).hidden_BTD)[0]
     if isinstance(model, BidirectionalLanguageModel):
         layers = halves(model, spec, tokens_T)
         for ours, wanted in zip(model.hidden_states_by_layer(Batch(tokens_T[None])), layers, strict=True):
-            np.testing.assert_allclose(array(ours[0]), np.stack(wanted), **EXACT)
+            assert_same(ours[0], np.stack(wanted))
         hidden = [h[: spec.d_model] for h in layers[-1]]
     elif spec.attention is None:
         hidden = recurrent.run_layers(weights.layers("rnn.cells"), xs, residual=spec.residual)[0][-1]
@@ -302,7 +286,7 @@ def compare_recurrent(model: LanguageModel, spec: Recurrent) -> None:
         how = spec.attention
         score = weights.score() if how.select not in ("sum", "mean") else lambda q, k: 0.0
         hidden, _ = recurrent.remembering(weights.layers("rnn.cells"), xs, score, how.select, how.k, how.present)
-    np.testing.assert_allclose(array(found), weights.logits(hidden), **EXACT)
+    assert_same(found, weights.logits(hidden))
 
 
 def compare_averaging(model: LanguageModel, recipe: Recipe) -> None:
@@ -330,18 +314,14 @@ def compare_averaging(model: LanguageModel, recipe: Recipe) -> None:
     w = array(model.head.weight)
     if isinstance(model.head, NaiveBayesScaledHead):
         w = w * array(model.head.ratios_CF)
-    found = array(model.run_head(Batch(tokens_BT)).scores)
-    if len(w) == 1:
-        # a single score stands beside 0
-        np.testing.assert_array_equal(found[:, 0], 0)
-        found = found[:, 1:]
-    np.testing.assert_allclose(found, x @ w.T + array(model.head.bias), rtol=1e-4, atol=1e-5)
+    scores = x @ w.T + array(model.head.bias)
+    wanted = np.pad(scores, ((0, 0), (1, 0))) if len(w) == 1 else scores  # a single score stands beside 0
+    assert_same(model.run_head(Batch(tokens_BT)).scores, wanted, rtol=1e-4, atol=1e-5)
 
 
 def compare_ngram(spec: NGram) -> None:
     documents, text = some_documents(), [1, 4, 4, 4, 3]
-    keys = {"smoothing": spec.smoothing, "k": spec.k}
-    found = log_p(counted(documents, spec.order, **keys), text)
+    found = log_p(counted(documents, spec.order, smoothing=spec.smoothing, k=spec.k), text)
     plain = ngram.KneserNey(spec.order, documents, tiny.VOCAB)
     added = spec.k if spec.smoothing == "add-k" else 0.0
     for t, row in enumerate(found.exp().tolist()):
@@ -354,61 +334,60 @@ def compare_ngram(spec: NGram) -> None:
 
 def compare_word_vectors(recipe: Recipe) -> None:
     """The loss on the pairs that the objective cuts from a text, in closed form; or the factors of counts."""
-    size, kind = len(COUNTS), recipe.objective.kind
-    if kind == "cooccurrence":
+    size = len(COUNTS)
+    if isinstance(recipe.model, Ppmi):
         window = recipe.model.window
         model = counted_pairs(TEXT, window)
         u, s, v = np.linalg.svd(vectors.ppmi(vectors.cooccurrences(TEXT, WORDS, window, by_distance=False), size))
-        found = array(model.words_VD @ model.contexts_VD.T)
-        np.testing.assert_allclose(found, (u[:, :6] * s[:6]) @ v[:6], atol=1e-5)
+        assert_same(model.words_VD @ model.contexts_VD.T, (u[:, :6] * s[:6]) @ v[:6], rtol=1e-7, atol=1e-5)
         return
+    spec: Any = recipe.objective
     vocabulary = VocabularyInfo(size, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(7)), COUNTS)
     objective, built = build_objective(recipe, vocabulary), randomised(build(recipe.model, size))
     v, u = array(built.centres.weight), array(built.neighbours.weight)
     rng = np.random.default_rng(0)
-    if kind == "glove":
+    if spec.kind == "glove":
         pairs = [(7, 8, 0.5), (9, 7, 250.0), (12, 9, 3.0)]
         words, contexts, counts = (np.array(column) for column in zip(*pairs, strict=True))
         batch = objective.collate([Example(words, rng, second=contexts, label=counts)])
         biases = array(built.centre_bias_V), array(built.neighbour_bias_V)
-        wanted = vectors.glove(v, u, *biases, pairs, recipe.objective.x_max, recipe.objective.power)
+        wanted = vectors.glove(v, u, *biases, pairs, spec.x_max, spec.power)
     else:
         batch = objective.collate([Example(np.array([token for row in TEXT for token in row]), rng)])
         assert batch.targets_BT is not None
         assert batch.negatives_BK is not None
         rows = zip(batch.tokens_BT.tolist(), batch.targets_BT.tolist(), batch.negatives_BK.tolist(), strict=True)
-        if kind == "cbow":
+        if spec.kind == "cbow":
             assert batch.keep_BT is not None
             kept = [row[keep].tolist() for row, keep in zip(batch.tokens_BT, batch.keep_BT, strict=True)]
             windows = zip(batch.targets_BT[:, 0].tolist(), kept, batch.negatives_BK.tolist(), strict=True)
             wanted = vectors.cbow(v, u, [window for window in windows if window[1]])
         else:
             triples = [(c, o, noise) for (c,), near, noise in rows for o in near if o != IGNORE]
-            assert all(o not in noise for _, o, noise in triples) or not recipe.objective.apart
+            assert all(o not in noise for _, o, noise in triples) or not spec.apart
             wanted, by_v, by_u = skipgram.negative_sampling(v, u, triples)
-            objective.loss(built, batch).total.backward()
-            np.testing.assert_allclose(array(built.centres.weight.grad), by_v, rtol=1e-5, atol=1e-7)
-            np.testing.assert_allclose(array(built.neighbours.weight.grad), by_u, rtol=1e-5, atol=1e-7)
+            objective.loss(built, batch).total.backward()  # type: ignore[no-untyped-call]
+            assert_same(built.centres.weight.grad, by_v, rtol=1e-5, atol=1e-7)
+            assert_same(built.neighbours.weight.grad, by_u, rtol=1e-5, atol=1e-7)
     assert float(objective.loss(built, batch).total.detach()) == pytest.approx(wanted, rel=1e-5)
 
 
 def compare_head(model: LanguageModelWithTaskHead, recipe: Recipe) -> None:
     """W h + b of a pooled state, or of each one; or W tanh(V h + c) + b of a pooled one (Devlin et al. 2019)."""
     tokens_T = tiny.tokens(5)
-    hidden = states(model, recipe, tokens_T)
+    read: list[Any] = states(model, recipe, tokens_T)
     if isinstance(model, TokenHeadModel):
-        found, read = TokenHeadModel.run_head(model, Batch(tokens_T[None])).scores[0], hidden
+        found = TokenHeadModel.run_head(model, Batch(tokens_T[None])).scores[0]
     else:
         assert isinstance(model, Classifier)
         assert model.pool is not None
         found = model.run_head(Batch(tokens_T[None])).scores
-        read = {"first": hidden[:1], "last": hidden[-1:], "mean": [sum(hidden) / len(hidden)]}[model.pool.kind]
+        read = {"first": read[:1], "last": read[-1:], "mean": [sum(read) / len(read)]}[model.pool.kind]
         if model.dense is not None:
             assert model.activation == "tanh"
             read = [np.tanh(array(model.dense.weight) @ h + array(model.dense.bias)) for h in read]
     bias = 0.0 if model.head.bias is None else array(model.head.bias)
-    wanted = np.array([array(model.head.weight) @ h + bias for h in read])
-    np.testing.assert_allclose(array(found), wanted, rtol=1e-4, atol=1e-4)
+    assert_same(found, [array(model.head.weight) @ h + bias for h in read], rtol=1e-4, atol=1e-4)
 
 
 def compare(recipe: Recipe) -> None:
@@ -418,7 +397,7 @@ def compare(recipe: Recipe) -> None:
     if isinstance(spec, NGram):
         compare_ngram(spec)
         return
-    if spec.kind in ("skipgram", "glove", "ppmi"):
+    if not isinstance(spec, Transformer | Recurrent | Averaging):
         compare_word_vectors(recipe)
         return
     body = build(spec, tiny.VOCAB)
@@ -434,10 +413,10 @@ def compare(recipe: Recipe) -> None:
         compare_head(model, recipe)
 
 
-@topics
+@pytest.mark.parametrize("topic", TRAININGS)
 def test_a_model_is_that_of_its_formula(topic: str) -> None:
-    different = {repr((recipe.model, recipe.objective)): recipe for recipe in (one.small() for one in TRAININGS[topic])}
-    for recipe in different.values():
+    recipes = [training.small() for training in TRAININGS[topic]]
+    for recipe in {repr((recipe.model, recipe.objective)): recipe for recipe in recipes}.values():
         compare(recipe)
 
 

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,9 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = folder.glob("*.whl")
@@ -29,7 +30,7 @@ def wheel(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run_installed(wheel, tmp_path_factory):
+def run_installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Runs `python ARGS` from an empty folder, with the wheel unpacked and the checkout out of reach."""
     folder = tmp_path_factory.mktemp("installed")
     zipfile.ZipFile(wheel).extractall(folder / "site")
@@ -37,7 +38,7 @@ def run_installed(wheel, tmp_path_factory):
     # -S leaves out the .pth file by which an editable install would let the checkout in.
     path = os.pathsep.join([str(folder / "site"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
 
-    def run(*args):
+    def run(*args: str) -> str:
         command = [sys.executable, "-S", *args]
         own = {"LMTOOL_RUNS": "runs", "LMTOOL_CACHE": str(folder / "cache")}
         env = {**os.environ, "PYTHONPATH": path, **own}
@@ -48,13 +49,9 @@ def run_installed(wheel, tmp_path_factory):
     return run
 
 
-def test_the_wheel_holds_package_recipes_and_data(wheel):
+def test_the_wheel_holds_package_recipes_and_data(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    modules = {
-        str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("*.*") if path.suffix in (".py", ".c", ".h")
-    }
-    templates = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("templates/*")}
-    tables = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("*.yaml")}
+    ours = [path for name in ("*.py", "*.c", "*.h", "*.yaml", "templates/*") for path in (ROOT / "lmtool").rglob(name)]
     shipped = {
         f"lmtool/_bundled/{path.relative_to(ROOT)}"
         for folder in ("recipes", "data")
@@ -62,18 +59,18 @@ def test_the_wheel_holds_package_recipes_and_data(wheel):
         if path.is_file() and ROOT / "data" / "make" not in path.parents
     }
     metadata = {name for name in names if ".dist-info/" in name}
-    assert names - metadata == modules | templates | tables | shipped
+    assert names - metadata == shipped | {str(path.relative_to(ROOT)) for path in ours}
     assert any(name.endswith("/licenses/LICENSE") for name in metadata)
 
 
-def test_the_installed_wheel_finds_its_recipes(run_installed):
+def test_the_installed_wheel_finds_its_recipes(run_installed: Callable[..., str]) -> None:
     assert str(ROOT) not in run_installed("-c", "import lmtool; print(lmtool.__file__)")
     listed = run_installed("-m", "lmtool", "recipes", "ls", "--json").splitlines()
     assert {json.loads(line)["name"] for line in listed} == {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
     assert run_installed("-m", "lmtool", "recipes", "show", "tiny") == (ROOT / "recipes" / "tiny.yaml").read_text()
 
 
-def test_the_installed_wheel_finds_its_texts(run_installed):
+def test_the_installed_wheel_finds_its_texts(run_installed: Callable[..., str]) -> None:
     program = "from lmtool.data.files import find_files; print(*find_files('data/stories.txt'))"
     assert run_installed("-c", program).strip().endswith("/site/lmtool/_bundled/data/stories.txt")
 
@@ -138,12 +135,12 @@ assert run("pretrain", "a.parquet") == run("serve", "last") == 5
 """
 
 
-def test_a_new_user_has_all_of_it_in_an_empty_folder(run_installed):
+def test_a_new_user_has_all_of_it_in_an_empty_folder(run_installed: Callable[..., str]) -> None:
     """From nothing but the wheel, without extras and connections: text to text, a table to answers."""
     run_installed("-W", "ignore", "-c", NEW_USER)
 
 
-def test_the_wheel_asks_for_what_pyproject_names(wheel):
+def test_the_wheel_asks_for_what_pyproject_names(wheel: Path) -> None:
     metadata = next(name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
     written = zipfile.ZipFile(wheel).read(metadata).decode()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -86,9 +86,9 @@ def test_minilm_is_tuned_exported_and_opened(minilm: Path, tmp_path: Path, monke
     monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
     lines = (Path(__file__).parents[1] / "data" / "reviews.csv").read_text().splitlines()
     (tmp_path / "few.csv").write_text("\n".join(lines[:41]))
-    tuned = ("finetune", str(tmp_path / "few.csv"), "--from", str(minilm), "--epochs", "1", "-o", str(tmp_path / "run"))
-    for command in (tuned, ("export", str(tmp_path / "run"), str(tmp_path / "out"))):
-        result = CliRunner().invoke(app, command)
+    train = ("finetune", str(tmp_path / "few.csv"), "--from", str(minilm), "--epochs", "1", "-o", str(tmp_path / "run"))
+    for words in (train, ("export", str(tmp_path / "run"), str(tmp_path / "out"))):
+        result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, result.output
     texts = [text for pair in PARAPHRASES for text in pair]
     rows = [(text,) for text in texts]

@@ -46,7 +46,6 @@ def test_what_is_generated_is_nowhere_made_by_the_site(reference: ModuleType) ->
 @pytest.mark.parametrize(
     ("docstring", "lines"),
     [
-        ("A text.", ["A text."]),
         ("A text. a: one. b, c: two <x>.", ["A text.", "", "- `a`: one.", "- `b`, `c`: two &lt;x>."]),
         ("A text.\n\na: one.\nb: two.\n\nRaises.", ["A text.", "", "- `a`: one.", "- `b`: two.", "", "Raises."]),
         ("A text: d: three.", ["A text: d: three."]),

@@ -82,9 +82,8 @@ def test_a_question_is_answered_in_few_clicks(site: Path, question: str) -> None
             return
         for page in {place.partition("#")[0] for place in reached}:
             links = [link for link in Links(site / page).inside if not re.match(r"[a-z]+:", link)]
-            places = {
-                posixpath.join(posixpath.dirname(page), link) if link[0] != "#" else page + link for link in links
-            }
+            folder = posixpath.dirname(page)
+            places = {page + link if link[0] == "#" else posixpath.join(folder, link) for link in links}
             places = {posixpath.normpath(place) for place in places if ".html" in place}
             reached |= places | {place.partition("#")[0] for place in places}
     assert QUESTIONS[question] in reached
@@ -140,25 +139,22 @@ Words.
 
 
 def test_the_course_becomes_chapters(hooks: Any) -> None:
-    names = ["One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten"]
-    contents = COURSE + "".join(f"| **{n}. {name}** | | |\n" for n, name in enumerate(names[1:], 2))
-    text = contents
+    names = ("One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+    text = COURSE + "".join(f"| **{n}. {name}** | | |\n" for n, name in enumerate(names[1:], 2))
     for number, name in enumerate(names, 1):
         text += f"\n## {number}. {name}\n\n### {'ABCDEFGHIJ'[number - 1]}\nText {number}.\n"
     text += "\n## Models behind the topics\n\nModels.\n"
     pages = hooks.split_course(text)
     assert list(pages) == [f"course-{number}.md" for number in range(1, 9)]
-    assert pages["course-1.md"].startswith(
-        '---\n{"description": "A"}\n---\n# The course, 1: One\n\nWords.\n\n\n| question |'
-    )
-    assert "| What? |" in pages["course-1.md"]
+    head = '---\n{"description": "A"}\n---\n# The course, 1: One\n\nWords.\n\n\n| question |'
+    assert pages["course-1.md"].startswith(head)
     assert pages["course-8.md"].endswith("## Models behind the topics\n\nModels.\n")
-    assert "\n## A\nText 1." in pages["course-1.md"]
-    assert "\n# The course, 3: Three, four\n" in pages["course-3.md"]
-    assert "## Four" in pages["course-3.md"]
-    assert "### D\nText 4." in pages["course-3.md"]
-    assert hooks.ANCHORS["j"] == "course-6.md"
-    assert hooks.ANCHORS["10-ten"] == "course-6.md"
+    for name, parts in {
+        "course-1.md": ("| What? |", "\n## A\nText 1."),
+        "course-3.md": ("\n# The course, 3: Three, four\n", "## Four", "### D\nText 4."),
+    }.items():
+        assert [part for part in parts if part not in pages[name]] == []
+    assert hooks.ANCHORS["j"] == hooks.ANCHORS["10-ten"] == "course-6.md"
 
 
 @pytest.mark.parametrize(
@@ -168,15 +164,16 @@ def test_the_course_becomes_chapters(hooks: Any) -> None:
         ("gallery/book.md", "[A](../course.md)", "[A](../course-1.md)"),
         ("course-1.md", "[A](#gpt)", "[A](course-5.md#gpt)"),
         ("course-1.md", "[`A [b]`](../lmtool/a.py)", "[`A [b]`](https://x/blob/main/lmtool/a.py)"),
-        ("runs.md", "![A](pictures/a.svg)", "![A](pictures/a.svg)"),
         ("runs.md", "[A](notebooks/b.ipynb)", "[A](notebooks/b.md)"),
         ("runs.md", "[A](decisions/b.md#c)", "[A](https://x/blob/main/docs/decisions/b.md#c)"),
         ("runs.md", "[A](../README.md)", "[A](https://x/blob/main/README.md)"),
-        ("runs.md", "[A](https://y/course.md)", "[A](https://y/course.md)"),
-        ("runs.md", "    [A](course.md#gpt)", "    [A](course.md#gpt)"),
-        ("runs.md", "`[A](course.md#gpt)`", "`[A](course.md#gpt)`"),
-        ("runs.md", "```\n[A](course.md)\n```", "```\n[A](course.md)\n```"),
-        ("runs.md", "[A](course.md#no-such-topic)", "[A](course.md#no-such-topic)"),
+        *(
+            ("runs.md", same, same)
+            for same in (
+                *("![A](pictures/a.svg)", "[A](https://y/course.md)", "[A](course.md#no-such-topic)"),
+                *("    [A](course.md#gpt)", "`[A](course.md#gpt)`", "```\n[A](course.md)\n```"),
+            )
+        ),
     ],
 )
 def test_links_lead_to_pages_of_the_site(hooks: Any, source: str, link: str, led: str) -> None:
@@ -200,10 +197,8 @@ def test_a_command_and_its_output_are_tabs(hooks: Any) -> None:
 
 def test_formulas_become_mathml(hooks: Any) -> None:
     pytest.importorskip("latex2mathml", reason="needs latex2mathml: pip install -e '.[docs]'")
-    rendered = hooks.with_formulas
-    drawn = rendered(
-        r'<p>a <span class="arithmatex">\(x_1 &lt; y\)</span> <pre class="arithmatex">\[\sum_t p_t\]</pre></p>'
-    )
+    page = r'<p>a <span class="arithmatex">\(x_1 &lt; y\)</span> <pre class="arithmatex">\[\sum_t p_t\]</pre></p>'
+    drawn = hooks.with_formulas(page)
     assert drawn.count("<math ") == 2
     assert "&#x0003C;" in drawn
     assert '<div class="formula"' in drawn

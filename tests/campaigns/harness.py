@@ -19,9 +19,9 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +65,6 @@ class Case:
     problems: list[str]
     found: dict[str, Any]
     seconds: float
-
-
-@dataclass
-class Tally:
-    """What became of the cases of a campaign."""
-
-    tried: int = 0
-    failed: int = 0
-    did: Counter[str] = field(default_factory=Counter)
-
-    def add(self, case: Case) -> None:
-        self.tried += 1
-        self.did.update(case.did)
-        self.failed += bool(case.problems)
 
 
 class Generator:
@@ -148,7 +134,7 @@ def fork_case(folder: Path, campaign: Campaign, number: int, seed: int) -> tuple
         return pid, place
     began = time.monotonic()
     did: list[str] = []
-    found: list[dict[str, Any]] = []
+    found: dict[str, Any] = {}
     try:
         die_with_parent()
         shutil.rmtree(place, ignore_errors=True)
@@ -156,10 +142,12 @@ def fork_case(folder: Path, campaign: Campaign, number: int, seed: int) -> tuple
         home = place / "home"
         shutil.copytree(folder / "home", home, symlinks=True)
         rng = random.Random(f"{seed} {campaign.name} {number}")
-        did, problems, *found = campaign.run(home, rng, number)
+        told = campaign.run(home, rng, number)
+        did, problems = told[0], told[1]
+        found = told[2] if len(told) == 3 else {}
     except BaseException:
         problems = [traceback.format_exc()]
-    case = Case(campaign.name, number, did, problems, *(found or [{}]), time.monotonic() - began)
+    case = Case(campaign.name, number, did, problems, found, time.monotonic() - began)
     (place / RESULT).write_text(json.dumps(vars(case)))
     os._exit(0)
 
@@ -186,7 +174,6 @@ def main(generator: Generator, argv: Sequence[str] | None = None) -> int:
     minutes = options.minutes or generator.minutes
     deadline = began + 60 * minutes if minutes else float("inf")
     done: list[Case] = []
-    tallies: dict[str, Tally] = {}
     print(f"seed {options.seed}", flush=True)
     with ExitStack() as stack:
         prefix = f"lmtool-{generator.name}-"
@@ -204,12 +191,10 @@ def main(generator: Generator, argv: Sequence[str] | None = None) -> int:
             for cases in generator.plan_rounds(options, home, done):
                 for case in run_cases(folder, cases, options.seed, options.workers, deadline):
                     done.append(case)
-                    tallies.setdefault(case.campaign, Tally()).add(case)
                     if case.problems:
                         print(describe_case(generator, case, options.seed), flush=True)
         more, has_failed = generator.summarize(done)
-    table = _table({one.name: tallies[one.name] for one in generator.campaigns if one.name in tallies} | tallies)
-    failed = sum(tally.failed for tally in tallies.values())
+    table, failed = _table(generator, done), sum(bool(case.problems) for case in done)
     seconds = time.monotonic() - began
     print("\n".join([table, *more]))
     print(f"seed {options.seed}: {len(done)} cases, {failed} failed, in {seconds:.0f} s")
@@ -234,12 +219,14 @@ def describe_case(generator: Generator, case: Case, seed: int) -> str:
     return "\n".join([*lines, f"  again: python -m tests.{generator.name} {generator.how_to_repeat(case, seed)}"])
 
 
-def _table(tallies: Mapping[str, Tally]) -> str:
+def _table(generator: Generator, done: Sequence[Case]) -> str:
     """What was tried and what failed, by campaign, as Markdown."""
     lines = ["| campaign | tried | failed | what happened |", "|---|---|---|---|"]
-    for name, tally in tallies.items():
-        did = ", ".join(f"{what} {n}" for what, n in sorted(tally.did.items(), key=lambda item: -item[1])[:SHOWN])
-        lines.append(f"| {name} | {tally.tried} | {tally.failed} | {did} |")
+    for name in dict.fromkeys([*(one.name for one in generator.campaigns), *(case.campaign for case in done)]):
+        if cases := [case for case in done if case.campaign == name]:
+            counted = Counter(what for case in cases for what in case.did).most_common(SHOWN)
+            failed, did = sum(bool(case.problems) for case in cases), ", ".join(f"{what} {n}" for what, n in counted)
+            lines.append(f"| {name} | {len(cases)} | {failed} | {did} |")
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Row = Mapping[str, str]
 """A value of each axis, by the axis's name."""
@@ -40,87 +41,73 @@ class Task:
         return self.model.startswith(("kind: ngram", "kind: ppmi"))
 
 
+_ENCODER, _PREFIX, _T5 = (f"{_TRANSFORMER}, shape: {shape}" for shape in ("encoder", "prefix", "encoder-decoder"))
+_SENTENCES = f"{_ENCODER}, n_segments: 2, next_sentence_head: true"
+_ELMO = f"{_RECURRENT}, n_layers: 2, shape: bidirectional"
+_LINEAR = f"kind: averaging, {_WORDS}, one_hot: true, n_layers: 0, ngrams: 2, buckets: 64, word_dropout: 0"
+_BAHDANAU = f"{_RECURRENT}, cell: gru, shape: encoder-decoder, attention: {{score: additive, feed: input}}"
+_BY_PREFIXES = ("objective.kind=prefix",)
+_OF_SPANS: dict[str, Any] = {"objective": ("objective.kind=span-corruption",), "tokenizer": ("tokenizer.sentinels=9",)}
+_WITHOUT_WORDS: dict[str, Any] = {"predicts": False, "writes": False}
+
+
+def _masked(keys: str) -> tuple[str, ...]:
+    return (f"objective={{kind: masked, {keys}}}",)
+
+
 TASKS: Mapping[str, Task] = {
     "gpt": Task(_TRANSFORMER),
-    "bert": Task(f"{_TRANSFORMER}, shape: encoder", ("objective.kind=masked",)),
-    "bert of sentences": Task(
-        f"{_TRANSFORMER}, shape: encoder, n_segments: 2, next_sentence_head: true",
-        ("objective={kind: masked, next_sentence: true}",),
-    ),
-    "albert": Task(
-        f"{_TRANSFORMER}, shape: encoder, share_layers: true, n_segments: 2, next_sentence_head: true",
-        ("objective={kind: masked, sentence_order: true}",),
-    ),
-    "spanbert": Task(
-        f"{_TRANSFORMER}, shape: encoder, span_boundary_head: true",
-        ("objective={kind: masked, spans: {}, span_boundary: true}",),
-    ),
-    "xlnet": Task(f"{_TRANSFORMER}, shape: encoder", ("objective={kind: masked, permutation: true}",), writes=False),
-    "electra": Task(
-        f"{_TRANSFORMER}, shape: encoder", ("objective.kind=replaced-tokens",), predicts=False, writes=False
-    ),
-    "prefix": Task(f"{_TRANSFORMER}, shape: prefix", ("objective.kind=prefix",)),
-    "spans in one row": Task(
-        f"{_TRANSFORMER}, shape: prefix", ("objective.kind=span-corruption",), ("tokenizer.sentinels=9",)
-    ),
-    "t5": Task(
-        f"{_TRANSFORMER}, shape: encoder-decoder", ("objective.kind=span-corruption",), ("tokenizer.sentinels=9",)
-    ),
-    "t5 of prefixes": Task(f"{_TRANSFORMER}, shape: encoder-decoder", ("objective.kind=prefix",)),
+    "bert": Task(_ENCODER, ("objective.kind=masked",)),
+    "bert of sentences": Task(_SENTENCES, _masked("next_sentence: true")),
+    "albert": Task(_SENTENCES.replace("encoder", "encoder, share_layers: true"), _masked("sentence_order: true")),
+    "spanbert": Task(f"{_ENCODER}, span_boundary_head: true", _masked("spans: {}, span_boundary: true")),
+    "xlnet": Task(_ENCODER, _masked("permutation: true"), writes=False),
+    "electra": Task(_ENCODER, ("objective.kind=replaced-tokens",), **_WITHOUT_WORDS),
+    "prefix": Task(_PREFIX, _BY_PREFIXES),
+    "spans in one row": Task(_PREFIX, **_OF_SPANS),
+    "t5": Task(_T5, **_OF_SPANS),
+    "t5 of prefixes": Task(_T5, _BY_PREFIXES),
     "lstm": Task(_RECURRENT),
     "gru with a memory": Task(f"{_RECURRENT}, cell: gru, attention: {{score: additive}}"),
-    "rnn of prefixes": Task(f"{_RECURRENT}, cell: rnn, shape: encoder-decoder", ("objective.kind=prefix",)),
-    "elmo": Task(f"{_RECURRENT}, n_layers: 2, shape: bidirectional", ("objective.kind=bidirectional",), writes=False),
-    "skip-gram": Task(f"kind: skipgram, {_WORDS}", ("objective.kind=skip-gram",), predicts=False, writes=False),
-    "cbow": Task(f"kind: skipgram, {_WORDS}", ("objective.kind=cbow",), predicts=False, writes=False),
-    "glove": Task(f"kind: glove, {_WORDS}", ("objective.kind=glove",), predicts=False, writes=False),
-    "ppmi": Task(f"kind: ppmi, {_WORDS}", ("objective.kind=cooccurrence",), predicts=False, writes=False),
+    "rnn of prefixes": Task(f"{_RECURRENT}, cell: rnn, shape: encoder-decoder", _BY_PREFIXES),
+    "elmo": Task(_ELMO, ("objective.kind=bidirectional",), writes=False),
+    "skip-gram": Task(f"kind: skipgram, {_WORDS}", ("objective.kind=skip-gram",), **_WITHOUT_WORDS),
+    "cbow": Task(f"kind: skipgram, {_WORDS}", ("objective.kind=cbow",), **_WITHOUT_WORDS),
+    "glove": Task(f"kind: glove, {_WORDS}", ("objective.kind=glove",), **_WITHOUT_WORDS),
+    "ppmi": Task(f"kind: ppmi, {_WORDS}", ("objective.kind=cooccurrence",), **_WITHOUT_WORDS),
     "n-grams": Task("kind: ngram, order: 3, context: 16"),
     "classes of a decoder": Task(_TRANSFORMER, _CLASSES, table="labels", body="gpt"),
-    "classes of an encoder": Task(f"{_TRANSFORMER}, shape: encoder", _CLASSES, table="labels", body="bert"),
+    "classes of an encoder": Task(_ENCODER, _CLASSES, table="labels", body="bert"),
     "classes of an lstm": Task(_RECURRENT, _CLASSES, table="labels", body="lstm"),
-    "classes of elmo": Task(
-        f"{_RECURRENT}, n_layers: 2, shape: bidirectional",
-        (*_CLASSES, "objective.layers=mix"),
-        table="labels",
-        body="elmo",
-    ),
+    "classes of elmo": Task(_ELMO, (*_CLASSES, "objective.layers=mix"), table="labels", body="elmo"),
     "classes of means": Task(f"kind: averaging, {_WORDS}, word_dropout: 0", _CLASSES, table="labels"),
-    "linear classes": Task(
-        f"kind: averaging, {_WORDS}, one_hot: true, n_layers: 0, ngrams: 2, buckets: 64, word_dropout: 0",
-        _CLASSES,
-        table="labels",
-    ),
+    "linear classes": Task(_LINEAR, _CLASSES, table="labels"),
     "tags of a decoder": Task(_TRANSFORMER, _TAGS, table="tags", body="gpt"),
-    "tags of an encoder": Task(f"{_TRANSFORMER}, shape: encoder", _TAGS, table="tags", body="bert"),
-    "tags of elmo with a crf": Task(
-        f"{_RECURRENT}, n_layers: 2, shape: bidirectional", (*_TAGS, "objective.crf=true"), table="tags", body="elmo"
-    ),
-    "answers of an encoder": Task(f"{_TRANSFORMER}, shape: encoder, n_segments: 2", _ANSWERS, table="questions"),
+    "tags of an encoder": Task(_ENCODER, _TAGS, table="tags", body="bert"),
+    "tags of elmo with a crf": Task(_ELMO, (*_TAGS, "objective.crf=true"), table="tags", body="elmo"),
+    "answers of an encoder": Task(f"{_ENCODER}, n_segments: 2", _ANSWERS, table="questions"),
     "answers of an lstm": Task(_RECURRENT, _ANSWERS, table="questions", body="lstm"),
-    "vectors of an encoder": Task(
-        f"{_TRANSFORMER}, shape: encoder", _VECTORS, table="related", body="bert", predicts=False, writes=False
-    ),
+    "vectors of an encoder": Task(_ENCODER, _VECTORS, table="related", body="bert", **_WITHOUT_WORDS),
     "pairs of a decoder": Task(_TRANSFORMER, _PAIRS, table="pairs", body="gpt"),
-    "pairs of a prefix LM": Task(f"{_TRANSFORMER}, shape: prefix", _PAIRS, table="pairs", body="prefix"),
-    "pairs of t5": Task(f"{_TRANSFORMER}, shape: encoder-decoder", _PAIRS, table="pairs", body="t5 of prefixes"),
-    "pairs of bahdanau": Task(
-        f"{_RECURRENT}, cell: gru, shape: encoder-decoder, attention: {{score: additive, feed: input}}",
-        _PAIRS,
-        table="pairs",
-    ),
+    "pairs of a prefix LM": Task(_PREFIX, _PAIRS, table="pairs", body="prefix"),
+    "pairs of t5": Task(_T5, _PAIRS, table="pairs", body="t5 of prefixes"),
+    "pairs of bahdanau": Task(_BAHDANAU, _PAIRS, table="pairs"),
     "pairs of an lstm": Task(_RECURRENT, _PAIRS, table="pairs", body="lstm"),
     "conversations": Task(_TRANSFORMER, _PAIRS, table="conversations", body="gpt"),
-    "several tasks": Task(f"{_TRANSFORMER}, shape: encoder-decoder", _PAIRS, table="tasks", body="t5 of prefixes"),
+    "several tasks": Task(_T5, _PAIRS, table="tasks", body="t5 of prefixes"),
 }
+
+
+def _kinds(key: str, *values: str) -> dict[str, tuple[str, ...]]:
+    """Values that a key has by their names."""
+    return {value: (f"{key}={value}",) for value in values}
+
 
 AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "task": dict.fromkeys(TASKS, ()),
     "position": {
         "learned": (),
-        "sinusoidal": ("model.position={kind: sinusoidal}",),
-        "none": ("model.position={kind: none}",),
-        "alibi": ("model.position={kind: alibi}",),
+        **{kind: (f"model.position={{kind: {kind}}}",) for kind in ("sinusoidal", "none", "alibi")},
         "relative": ("model.position={kind: relative, buckets: 8, max_distance: 16}",),
         "disentangled": ("model.position={kind: disentangled, max_distance: 4}",),
         "rotary": ("model.position={kind: rotary}",),
@@ -241,13 +228,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "metric": {
         "loss": (),
-        "auto": ("evaluation.metric=auto",),
-        "accuracy": ("evaluation.metric=accuracy",),
-        "macro-f1": ("evaluation.metric=macro-f1",),
-        "correlation": ("evaluation.metric=correlation",),
-        "f1": ("evaluation.metric=f1",),
-        "exact": ("evaluation.metric=exact",),
-        "ndcg": ("evaluation.metric=ndcg",),
+        **_kinds("evaluation.metric", "auto", "accuracy", "macro-f1", "correlation", "f1", "exact", "ndcg"),
     },
     "evaluation": {
         "plain": (),

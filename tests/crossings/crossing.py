@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from lmtool.runs.directory import Run
+from tests.campaigns.commands import Hook, Outcome, lmtool, problems_of, run_together
+from tests.campaigns.homes import digests, settings
+from tests.campaigns.watching import Kill, Record
 from tests.crossings import axes
 from tests.crossings.axes import AXES, OF_MODEL, PUBLISHED, TASKS, USUAL, WITHOUT_TEXT, Row, chosen, is_named
 from tests.crossings.home import SHORT, table_of
-from tests.faults.commands import Outcome, begin, lmtool
-from tests.faults.home import digests, finish_all, free_port, settings, together
-from tests.faults.watching import Kill, Record
 from tests.support.training import lasting, metrics
 
 WHOLE, AGAIN, OTHER = "runs/whole", "runs/again", "runs/other"
@@ -47,8 +48,8 @@ class Crossing:
         self._killed_and_resumed(events, rng)
         self._with_other_processes()
         self._evaluations_agree()
-        for name, words, must in uses(self.row):
-            self._use(name, words, must)
+        for name, command, must in uses(self.row):
+            self._use(name, lmtool(self.home, *shlex.split(command)), must)
 
     def _train_reduced(self) -> list[str] | None:
         """Train, without a feature more whenever one is refused; returns the operations on files of the run."""
@@ -87,29 +88,19 @@ class Crossing:
                     return Outcome(outcome.words, code, "", f"--from: {outcome.err}", False, 0)
         return None
 
-    def _train(self, name: str, hook: object = None) -> list[Outcome]:
-        return self._begin(words_of(self.row, name), processes_of(self.row), hook)
-
-    def _begin(self, words: Sequence[str], n_processes: int, hook: object = None) -> list[Outcome]:
-        port = free_port()
-        begun = [
-            begin(self.home, words, hook if rank == 0 else None, environment=together(rank, n_processes, port))  # type: ignore[arg-type]
-            for rank in range(n_processes)
-        ]
-        return finish_all(begun)
+    def _train(self, name: str, hook: Hook | None = None) -> list[Outcome]:
+        return run_together(self.home, words_of(self.row, name), processes_of(self.row), hook)
 
     def _report(self, *outcomes: Outcome, codes: Sequence[int] = (0,)) -> bool:
         """Keep the problems of these outcomes; whether there are any."""
-        problems = [problem for outcome in outcomes for problem in outcome.problems(codes)]
-        self.problems += problems
+        self.problems += (problems := problems_of(outcomes, codes))
         return bool(problems)
 
     def _losses_are_finite(self) -> None:
         for record in metrics(self.home / WHOLE):
-            for key in FIGURES:
-                value = record.get(key)
-                if value is not None and not math.isfinite(value):
-                    self.problems.append(f"{key} of step {record['step']} is {value}")
+            figures = {key: record[key] for key in FIGURES if record.get(key) is not None}
+            wrong = [f"{key} is {value}" for key, value in figures.items() if not math.isfinite(value)]
+            self.problems += [f"step {record['step']}: {one}" for one in wrong]
 
     def _killed_and_resumed(self, events: Sequence[str], rng: random.Random) -> None:
         of_run = [line for line in events if f"\t{WHOLE}/" in line]
@@ -120,7 +111,7 @@ class Crossing:
             self.did.append("killed")
             if any(outcome.hung for outcome in outcomes):
                 self.problems.append("a process hung after another was killed")
-            if self._report(*self._begin(("resume", AGAIN, "-q"), processes_of(self.row))):
+            if self._report(*run_together(self.home, ("resume", AGAIN, "-q"), processes_of(self.row))):
                 return
         elif self._report(*outcomes):
             return
@@ -129,7 +120,7 @@ class Crossing:
             return
         if by_the_clock(self.row):
             return
-        step = last_step(self.home / WHOLE)
+        step = max(int(path.name.rpartition("-")[2]) for path in (self.home / WHOLE / "checkpoints").glob("step-*"))
         whole, again = (digests(lasting(self.home / name, step)) for name in (WHOLE, AGAIN))
         other = [part for part in whole if whole[part] != again.get(part)]
         if other:
@@ -140,7 +131,7 @@ class Crossing:
         if is_random(self.row) or by_the_clock(self.row):
             return
         row = {**self.row, "processes": "one" if processes_of(self.row) == 2 else "two"}
-        outcomes = self._begin(words_of(row, OTHER), processes_of(row))
+        outcomes = run_together(self.home, words_of(row, OTHER), processes_of(row))
         if all(outcome.code == 2 for outcome in outcomes):
             self.did.append("refused in other processes")
             return
@@ -158,14 +149,14 @@ class Crossing:
     def _evaluations_agree(self) -> None:
         """The same evaluation in one process and in two."""
         task = TASKS[self.row["task"]]
-        words = ("eval", WHOLE, data_of(self.row, ".test"), "--json", "-q")
+        words: tuple[str, ...] = ("eval", WHOLE, data_of(self.row, ".test"), "--json", "-q")
         if task.table == "tasks":
             words = (*words, "--task", "turn")
         alone = lmtool(self.home, *words)
         if alone.code in (2, 4) and not task.predicts and task.table is None:
             self._report(alone, codes=(2, 4))
             return
-        two = self._begin(words, 2)
+        two = run_together(self.home, words, 2)
         if self._report(alone, *two):
             return
         one, both = json.loads(alone.out), [json.loads(outcome.out) for outcome in two if outcome.out.strip()]
@@ -177,9 +168,8 @@ class Crossing:
             self.problems.append(f"evaluated in two processes, other: {', '.join(different[:5])}")
         self.did.append("evaluated")
 
-    def _use(self, name: str, words: Sequence[str], must: bool) -> None:
-        """Use the run in a command. must: it has to work; else it may also refuse, with the name of something."""
-        outcome = lmtool(self.home, *words)
+    def _use(self, name: str, outcome: Outcome, must: bool) -> None:
+        """Judge a use of the run. must: it has to work; else it may also refuse, with the name of something."""
         if self._report(outcome, codes=(0,) if must else (0, 2, 4)):
             return
         if outcome.code and len(outcome.error_lines) < 1:
@@ -231,18 +221,18 @@ def needed(row: Row) -> Iterator[tuple[str, Row, Sequence[str]]]:
     """Runs that another run needs, by name, and more overrides; each after those that it needs itself."""
     of_model = {axis: row[axis] for axis in OF_MODEL}
     if row["vectors"] == "a run":
-        yield "runs/vectors", USUAL | {"task": "skip-gram", "tokenizer": row["tokenizer"]}, ()
+        yield "runs/vectors", {**USUAL} | {"task": "skip-gram", "tokenizer": row["tokenizer"]}, ()
     if row["features"] != "none":
-        yield "runs/features", USUAL | {"task": "gpt", "tokenizer": row["tokenizer"]}, ()
+        yield "runs/features", {**USUAL} | {"task": "gpt", "tokenizer": row["tokenizer"]}, ()
     if row["base"] != "none":
         body = TASKS[row["task"]].body or row["task"]
         usual_text = TASKS[body].table is None
         more = PUBLISHED.get(body, ()) if row["base"] == "published" else ()
         labels = {} if usual_text else {"labels": row["labels"]}
-        yield "runs/base", USUAL | of_model | {"task": body} | labels, more
+        yield "runs/base", {**USUAL} | of_model | {"task": body} | labels, more
     if row["teacher"] != "none":
         kept = {axis: row[axis] for axis in (*OF_MODEL, "task", "base", "labels", "table")}
-        yield "runs/teacher", USUAL | kept, ()
+        yield "runs/teacher", {**USUAL} | kept, ()
 
 
 def data_of(row: Row, part: str = "") -> str:
@@ -253,35 +243,30 @@ def data_of(row: Row, part: str = "") -> str:
     return table_of("pairs" if table == "tasks" else table, row["table"] if row["table"] != "bad rows" else "csv", part)
 
 
-def uses(row: Row) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Commands that use a run: a name, their words, and whether they have to work."""
+def uses(row: Row) -> Iterator[tuple[str, str, bool]]:
+    """Commands that use a run, with a name in front, and whether they have to work."""
     task = TASKS[row["task"]]
-    lora = row["tuning"].startswith("lora")
     labels = task.table in WITHOUT_TEXT
-    chooses = ("--task", "turn") if task.table == "tasks" else ()
+    chooses = "--task turn" if task.table == "tasks" else ""
     is_masked = any("masked" in text for text in task.objective)
-    after = ("the cat", "--greedy", "--overflow", "cut")
-    how = ("the [MASK] sat", "--mask", "[MASK]") if is_masked else (*after, "--max-new-tokens", "3")
-    yield "generate", ("generate", *how, "--run", WHOLE), task.writes and not labels
-    form = ("generate", *after, "--choices", "the,cat", "--max-new-tokens", "8", "--run", WHOLE)
+    after = "generate 'the cat' --greedy --overflow cut"
+    how = "generate 'the [MASK] sat' --mask [MASK]" if is_masked else f"{after} --max-new-tokens 3"
+    yield "generate", f"{how} --run {WHOLE}", task.writes and not labels
+    form = f"{after} --choices the,cat --max-new-tokens 8 --run {WHOLE}"
     yield "generate in a form", form, task.writes and not (labels or is_masked)
     if task.table == "related":
-        yield "embed", ("embed", WHOLE, "other.txt", "--whole", "--truncate", "-o", "new.npz"), True
+        yield "embed", f"embed {WHOLE} other.txt --whole --truncate -o new.npz", True
     elif task.table is not None:
-        yield "predict", ("predict", WHOLE, data_of(row, ".test"), "-o", "predicted.csv", *chooses, "-q"), True
+        yield "predict", f"predict {WHOLE} {data_of(row, '.test')} -o predicted.csv {chooses} -q", True
     # the recipe of a run that had a base does not say which vocabulary it took over
     is_whole = row["base"] == "none" and not task.counts
-    yield "report", ("report", WHOLE, "-o", "page.html"), True
-    yield "check", ("check", WHOLE), True
-    yield "show", ("runs", "show", WHOLE), True
-    yield "plan", ("plan", f"{WHOLE}/recipe.yaml", "--device-kind", "h100", "-q"), is_whole
-    yield "export", ("export", WHOLE, "new-published", "-q"), False
-    yield "export of GGUF", ("export", WHOLE, "new.gguf", "--gguf", "f16", "-q"), False
-    yield "merge", ("runs", "merge", WHOLE, "-o", "runs/merged"), lora
-
-
-def last_step(run: Path) -> int:
-    return max(int(path.name.rpartition("-")[2]) for path in (run / "checkpoints").glob("step-*"))
+    yield "report", f"report {WHOLE} -o page.html", True
+    yield "check", f"check {WHOLE}", True
+    yield "show", f"runs show {WHOLE}", True
+    yield "plan", f"plan {WHOLE}/recipe.yaml --device-kind h100 -q", is_whole
+    yield "export", f"export {WHOLE} new-published -q", False
+    yield "export of GGUF", f"export {WHOLE} new.gguf --gguf f16 -q", False
+    yield "merge", f"runs merge {WHOLE} -o runs/merged", row["tuning"].startswith("lora")
 
 
 def both_leaves(one: object, other: object, path: str = "") -> Iterator[tuple[str, object, object]]:

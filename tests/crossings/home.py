@@ -1,14 +1,14 @@
 """A folder with everything that a crossing trains on: texts, tables of each kind of rows, word vectors, a tokenizer."""
 
 import csv
+import io
 import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from tests.faults.commands import lmtool
-from tests.faults.home import IMPORTS, import_all, made, settings
-from tests.support.kernels import put_kernels
+from tests.campaigns.homes import make_home, settings
 from tests.support.training import documents, words
 
 RECIPE = """\
@@ -21,9 +21,11 @@ evaluation: {every: 3, tokens: 200, prompts: []}
 checkpoint: {every: 2, keep_optimizer: true}
 """
 STEPS = 6
-SHORT = ("training.epochs=null", f"training.steps={STEPS}", "training.batch_size=6", "evaluation.every=3")
-SHORT += ("evaluation.epochs=null", "checkpoint.every=2", "checkpoint.keep_optimizer=true", "training.device=cpu")
-SHORT += ("training.precision=float32", "schedule.warmup_steps=3", "evaluation.prompts=[]")
+SHORT = (
+    *("training.epochs=null", f"training.steps={STEPS}", "training.batch_size=6", "evaluation.every=3"),
+    *("evaluation.epochs=null", "checkpoint.every=2", "checkpoint.keep_optimizer=true", "training.device=cpu"),
+    *("training.precision=float32", "schedule.warmup_steps=3", "evaluation.prompts=[]"),
+)
 """Overrides that train a run from another one as briefly as the recipe does."""
 TABLES = ("labels", "tags", "questions", "related", "pairs", "conversations")
 FORMS = {"cp1252": ".cp1252", "bad rows": ".bad"}
@@ -34,37 +36,29 @@ PARTS = {"": 36, ".valid": 9, ".test": 7}
 _STOCK = ("cat", "dog", "mat", "ran", "sat", "home", "away", "naïve")
 
 
-def build(folder: Path) -> Path:
-    """The home, of which crossings take copies; also imports what the commands import, so that forks need not."""
-    home = folder / "home"
-    import_all(IMPORTS)
-    if home.exists():
-        return home
-    home.mkdir(parents=True)
-    put_kernels(home / "cache")
-    (home / "text.txt").write_text(documents(40), encoding="utf-8")
-    (home / "other.txt").write_text(documents(30, seed=5), encoding="utf-8")
-    (home / "tiny.yaml").write_text(RECIPE, encoding="utf-8")
+COMMANDS = (
+    ("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "tokens", "-q"),
+    ("pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", "runs/lm", "-q"),
+    ("finetune", "labels.csv", "--from", "runs/lm", "-o", "runs/tuned", "-q", *settings(SHORT)),
+    ("eval", "runs/tuned", "labels.csv", "--json"),
+    ("generate", "the", "--run", "runs/lm", "--max-new-tokens", "2"),
+    ("export", "runs/lm", "exported", "-q"),
+    ("report", "runs/lm"),
+    ("plan", "tiny.yaml", "--text", "text.txt", "-q"),
+)
+
+
+def build(folder: Path) -> None:
+    """The home, of which crossings take copies."""
     rng = random.Random(3)
     tokens = sorted({*words(200).split(), *words(200)})
     vectors = [" ".join([token, *(f"{rng.gauss(0, 0.1):.4f}" for _ in range(16))]) for token in tokens if token != " "]
-    (home / "vectors.vec").write_text("\n".join([f"{len(vectors)} 16", *vectors]) + "\n", encoding="utf-8")
+    texts: dict[str, str | bytes] = {"text.txt": documents(40), "other.txt": documents(30, seed=5)}
+    texts |= {"vectors.vec": "\n".join([f"{len(vectors)} 16", *vectors]) + "\n", "tiny.yaml": RECIPE}
     for kind in TABLES:
         for part, n_rows in PARTS.items():
-            _write_table(home, kind, part, [_row(kind, random.Random(f"{kind}{part}{i}"), i) for i in range(n_rows)])
-    for command in (
-        ("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "tokens", "-q"),
-        ("pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", "runs/lm", "-q"),
-        ("finetune", "labels.csv", "--from", "runs/lm", "-o", "runs/tuned", "-q", *settings(SHORT)),
-        ("eval", "runs/tuned", "labels.csv", "--json"),
-        ("generate", "the", "--run", "runs/lm", "--max-new-tokens", "2"),
-        ("export", "runs/lm", "exported", "-q"),
-        ("report", "runs/lm"),
-        ("plan", "tiny.yaml", "--text", "text.txt", "-q"),
-    ):
-        made(lmtool(home, *command, modules=folder / "modules"))
-        import_all((folder / "modules").read_text().splitlines())
-    return home
+            texts |= _tables(kind, part, [_row(kind, random.Random(f"{kind}{part}{i}"), i) for i in range(n_rows)])
+    make_home(folder, texts, COMMANDS)
 
 
 def table_of(kind: str, form: str, part: str = "") -> str:
@@ -78,7 +72,7 @@ def table_of(kind: str, form: str, part: str = "") -> str:
     return f"{kind}{part}{FORMS.get(form, '')}.csv"
 
 
-def _row(kind: str, rng: random.Random, number: int) -> dict[str, object]:
+def _row(kind: str, rng: random.Random, number: int) -> dict[str, Any]:
     """A row; its length is between one word and more than a context."""
     text = " ".join(rng.choice(_STOCK) for _ in range(rng.choice((1, 2, 3, 5, 9, 17))))
     match kind:
@@ -103,30 +97,29 @@ def _row(kind: str, rng: random.Random, number: int) -> dict[str, object]:
     return {"source": text, "target": " ".join(reversed(text.split()[:4]))}
 
 
-def _write_table(home: Path, kind: str, part: str, rows: Sequence[dict[str, object]]) -> None:
-    lines = [json.dumps(row) for row in rows]
-    (home / f"{kind}{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+def _tables(kind: str, part: str, rows: Sequence[dict[str, Any]]) -> dict[str, str | bytes]:
+    """The files of a table, by their names."""
+    name = f"{kind}{part}"
+    files: dict[str, str | bytes] = {f"{name}.jsonl": "\n".join(map(json.dumps, rows)) + "\n"}
     if kind == "tags":
-        blocks = ["\n".join(f"{w} {t}" for w, t in zip(row["tokens"], row["tags"], strict=True)) for row in rows]  # type: ignore[call-overload]
-        (home / f"tags{part}.conll").write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
+        blocks = ["\n".join(map(" ".join, zip(row["tokens"], row["tags"], strict=True))) for row in rows]
+        files[f"{name}.conll"] = "\n\n".join(blocks) + "\n"
     elif kind == "questions":
         paragraphs = [{"context": row["context"], "qas": [_question(row, i)]} for i, row in enumerate(rows)]
-        content = {"version": "2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}
-        (home / f"questions{part}.json").write_text(json.dumps(content), encoding="utf-8")
+        files[f"{name}.json"] = json.dumps({"version": "2.0", "data": [{"title": "t", "paragraphs": paragraphs}]})
     elif kind != "conversations":
         for form in ("", *FORMS.values()):
-            encoding = "cp1252" if form == ".cp1252" else "utf-8"
-            with (home / f"{kind}{part}{form}.csv").open("w", encoding=encoding, newline="") as file:
-                writer = csv.DictWriter(file, list(rows[0]))
-                writer.writeheader()
-                writer.writerows(rows)
-                if form == ".bad":
-                    file.write("too,few\n" if len(rows[0]) != 2 else "one\n")
+            file = io.StringIO(newline="")
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+            if form == ".bad":
+                file.write("too,few\n" if len(rows[0]) != 2 else "one\n")
+            files[f"{name}{form}.csv"] = file.getvalue().encode("cp1252" if form == ".cp1252" else "utf-8")
+    return files
 
 
-def _question(row: dict[str, object], number: int) -> dict[str, object]:
-    answers = row["answers"]
-    assert isinstance(answers, dict)
-    (text,), (start,) = answers["text"], answers["answer_start"]
+def _question(row: dict[str, Any], number: int) -> dict[str, Any]:
+    (text,), (start,) = row["answers"]["text"], row["answers"]["answer_start"]
     given = [] if number % 6 == 5 else [{"text": text, "answer_start": start}]
     return {"id": str(number), "question": row["question"], "answers": given, "is_impossible": not given}

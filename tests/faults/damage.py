@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import shlex
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.runs.checkpoint import list_checkpoints
+from tests.campaigns.commands import Outcome, lmtool
 from tests.campaigns.harness import Told
-from tests.faults.commands import Outcome, lmtool
-from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, STEPS, Remains, differing, golden, of_folder, of_run
+from tests.campaigns.homes import Remains, differing
+from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, STEPS, golden, of_folder, of_run
 from tests.faults.jobs import LOGS
 
 
@@ -65,46 +67,21 @@ class Reader:
         return outcome, problems
 
 
-GENERATE = ("--greedy", "--max-new-tokens", "4", "-q")
-LISTS = (
-    Reader(("runs", "ls"), shows=True),
-    Reader(("runs", "ls", "--json"), shows=True),
-)
+def reads(*commands: str, shows: bool = False) -> tuple[Reader, ...]:
+    return tuple(Reader(tuple(shlex.split(command)), shows=shows) for command in commands)
 
 
 def of_a_run(name: str) -> tuple[Reader, ...]:
-    return (
-        Reader(("runs", "show", name), shows=True),
-        Reader(("runs", "compare", name, "runs/imported"), shows=True),
-        Reader(("report", name, "-o", "page.html"), shows=True),
-        *LISTS,
-    )
+    of_run = (f"runs show {name}", f"runs compare {name} runs/imported", f"report {name} -o page.html")
+    return reads(*of_run, "runs ls", "runs ls --json", shows=True)
 
 
 def of_a_writer(name: str) -> tuple[Reader, ...]:
-    return (
-        Reader(("generate", "the", "--run", name, *GENERATE)),
-        Reader(("eval", name, "text.txt", "--json", "-q")),
-        Reader(("embed", name, "--text", "the cat", "--whole")),
-        Reader(("attention", name, "the cat", "--layer", "0", "--head", "0")),
-        Reader(("tokenize", "--tokenizer", name, "--show", "the cat")),
+    return reads(
+        *(f"generate the --run {name} {GREEDY}", f"eval {name} text.txt --json -q"),
+        *(f"embed {name} --text 'the cat' --whole", f"attention {name} 'the cat' --layer 0 --head 0"),
+        f"tokenize --tokenizer {name} --show 'the cat'",
     )
-
-
-BASE = (
-    *of_a_run("runs/base"),
-    *of_a_writer("runs/base"),
-    *of_a_writer("runs/base"),
-    Reader(EXPORT, of_folder("new-published")),
-    Reader(FINETUNE, of_run(NEW)),
-)
-RESUME = Reader(("resume", "runs/half", "-q"), of_run("runs/half"))
-TUNED = (
-    *of_a_run("runs/tuned"),
-    Reader(("predict", "runs/tuned", "table.csv", "-q")),
-    Reader(("eval", "runs/tuned", "table.csv", "--json", "-q")),
-    Reader(("resume", "runs/tuned", "-q"), of_run("runs/tuned")),
-)
 
 
 def reached(home: Path) -> Remains:
@@ -112,50 +89,44 @@ def reached(home: Path) -> Remains:
     return {"step": list_checkpoints(home / "runs/shared" / "checkpoints")[-1][1].name}
 
 
-SHARED = (
-    *of_a_writer("runs/shared"),
-    Reader(("resume", "runs/shared", "-q", "-s", f"training.steps={STEPS + 1}"), reached),
-)
-CACHE = (
-    Reader(PRETRAIN, of_run(NEW)),
-    Reader(("eval", "runs/base", "text.txt", "--json", "-q")),
-    Reader(("resume", "runs/half", "-q"), of_run("runs/half")),
-    Reader(("generate", "the", "--run", "published.gguf", *GENERATE)),
-    Reader(
-        ("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "new-tokens", "-q"),
-        of_folder("new-tokens"),
-    ),
-)
+GREEDY = "--greedy --max-new-tokens 4 -q"
+TOKENIZE = "tokenize text.txt --kind bpe --vocab-size 300 -o"
+RESUME = Reader(("resume", "runs/half", "-q"), of_run("runs/half"))
+SHARED_RESUME = Reader(("resume", "runs/shared", "-q", "-s", f"training.steps={STEPS + 1}"), reached)
+SHARED = (*of_a_writer("runs/shared"), SHARED_RESUME)
+TUNED = reads("predict runs/tuned table.csv -q", "eval runs/tuned table.csv --json -q")
 TARGETS: dict[str, tuple[Reader, ...]] = {
-    "runs/base": BASE,
+    "runs/base": (
+        *(*of_a_run("runs/base"), *of_a_writer("runs/base"), *of_a_writer("runs/base")),
+        *(Reader(EXPORT, of_folder("new-published")), Reader(FINETUNE, of_run(NEW))),
+    ),
     "runs/half": (RESUME,) * 6 + of_a_run("runs/half"),
-    "runs/tuned": TUNED,
+    "runs/tuned": (
+        *(*of_a_run("runs/tuned"), *TUNED),
+        Reader(("resume", "runs/tuned", "-q"), of_run("runs/tuned")),
+    ),
     "runs/shared": (*SHARED, *SHARED, *of_a_run("runs/shared")),
     "runs/imported": (*of_a_writer("runs/imported"), *of_a_run("runs/imported")),
-    "cache": CACHE,
-    "tokens": (
-        Reader(("tokenize", "--tokenizer", "tokens", "--show", "the cat")),
-        Reader(("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "tokens", "-q")),
+    "cache": (
+        Reader(PRETRAIN, of_run(NEW)),
+        *reads("eval runs/base text.txt --json -q"),
+        RESUME,
+        *reads(f"generate the --run published.gguf {GREEDY}"),
+        Reader((*TOKENIZE.split(), "new-tokens", "-q"), of_folder("new-tokens")),
     ),
-    "published": (
-        Reader(("import", "published", "-o", NEW, "-q")),
-        Reader(("generate", "the", "--run", "published", *GENERATE)),
+    "tokens": reads("tokenize --tokenizer tokens --show 'the cat'", f"{TOKENIZE} tokens -q"),
+    "published": reads(f"import published -o {NEW} -q", f"generate the --run published {GREEDY}"),
+    "published.gguf": reads(f"import published.gguf -o {NEW} -q", f"generate the --run published.gguf {GREEDY}"),
+    "index": reads(
+        *("search query index 'the cat' -k 3", "search index other.txt -o index -q"),
+        "search index -o index --remove text.txt:1",
     ),
-    "published.gguf": (
-        Reader(("import", "published.gguf", "-o", NEW, "-q")),
-        Reader(("generate", "the", "--run", "published.gguf", *GENERATE)),
-    ),
-    "index": (
-        Reader(("search", "query", "index", "the cat", "-k", "3")),
-        Reader(("search", "index", "other.txt", "-o", "index", "-q")),
-        Reader(("search", "index", "-o", "index", "--remove", "text.txt:1")),
-    ),
-    "text.txt": (Reader(PRETRAIN), Reader(("resume", "runs/half", "-q")), Reader(("eval", "runs/base", "text.txt"))),
-    "table.csv": (Reader(FINETUNE), Reader(("predict", "runs/tuned", "table.csv")), TUNED[-2]),
-    "tiny.yaml": (Reader(PRETRAIN), Reader(("recipes", "show", "tiny.yaml", "--resolved"))),
+    "text.txt": (Reader(PRETRAIN), *reads("resume runs/half -q", "eval runs/base text.txt")),
+    "table.csv": (Reader(FINETUNE), *reads("predict runs/tuned table.csv"), TUNED[-1]),
+    "tiny.yaml": (Reader(PRETRAIN), *reads("recipes show tiny.yaml --resolved")),
 }
-WEIGHTS = {"runs/base": 6, "runs/half": 6, "runs/tuned": 4, "runs/shared": 4, "runs/imported": 3}
-WEIGHTS |= {"cache": 5, "published": 3, "index": 3}
+WEIGHTS = {"runs/base": 6, "runs/half": 6, "runs/tuned": 4, "runs/shared": 4, "runs/imported": 3, "cache": 5}
+WEIGHTS |= {"published": 3, "index": 3}
 CHECKED = ("runs/base", "runs/half", "runs/tuned", "runs/shared", "runs/imported", "cache")
 """Where damage must be found, since checksums are kept. Of a published model, a text or a table there are none."""
 

@@ -5,27 +5,19 @@ home, so that a copy is as good as the original.
 """
 
 import fcntl
-import hashlib
-import importlib
 import json
-import os
 import shutil
-import signal
-import socket
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
 from lmtool.runs.directory import Run
-from tests.faults.commands import Begun, Outcome, begin, lmtool
-from tests.faults.watching import Kill, Record
-from tests.support.kernels import put_kernels
+from tests.campaigns.commands import Hook, Outcome, lmtool, problems_of, run_together
+from tests.campaigns.homes import Remains, differing, digests, made, make_home, settings
+from tests.campaigns.watching import Kill, Record
 from tests.support.training import documents, lasting
 
 RECIPE = """\
@@ -38,22 +30,12 @@ schedule: {kind: linear, warmup_steps: 3}
 evaluation: {every: 3, tokens: 64, prompts: [the], sample_tokens: 3, baseline: false}
 checkpoint: {every: 2, keep_optimizer: true}
 """
-IMPORTS = ("sklearn.metrics", "gguf", "torch.export", "torch._dynamo", "torch.distributed.fsdp")
-"""What commands import that takes seconds."""
 STEPS = 6
 NEW = "runs/new"
-TUNING = ("training.epochs=null", f"training.steps={STEPS}", "training.batch_size=4", "evaluation.every=3")
-TUNING += ("checkpoint.every=2", "checkpoint.keep_optimizer=true", "training.device=cpu", "training.precision=float32")
-
-LAST_SECONDS = 15.0
-"""How long the other processes of a run may take to end when one has failed; torchrun gives them 30 seconds."""
-
-Remains = Mapping[str, str]
-"""SHA-256 of each part of a result by its name."""
-
-
-def settings(overrides: Sequence[str]) -> list[str]:
-    return [word for override in overrides for word in ("-s", override)]
+TUNING = (
+    *("training.epochs=null", f"training.steps={STEPS}", "training.batch_size=4", "evaluation.every=3"),
+    *("checkpoint.every=2", "checkpoint.keep_optimizer=true", "training.device=cpu", "training.precision=float32"),
+)
 
 
 @dataclass(frozen=True)
@@ -73,19 +55,9 @@ class Job:
     trains: bool = False
     shares: bool = False
 
-    def run(
-        self, home: Path, hook: Any = None, *, words: Sequence[str] = (), victim: int = 0, hooked: int = 0
-    ) -> list[Outcome]:
-        """The outcomes of all its processes, rank 0 first. hooked: the rank that has the hook. victim: that it ends;
-        another one than itself only of rank 0."""
-        begun: list[Begun] = []
-        port = free_port()
-        for rank in reversed(range(self.ranks)):
-            if rank == hooked == 0 and victim:
-                hook = replace(hook, victim=begun[-victim].pid)
-            own = hook if rank == hooked else None
-            begun.append(begin(home, words or self.words, own, environment=together(rank, self.ranks, port)))
-        return finish_all(begun[::-1])
+    def run(self, home: Path, hook: Hook | None = None, *, words: Sequence[str] = (), **which: int) -> list[Outcome]:
+        """The outcomes of all its processes, as of `run_together`."""
+        return run_together(home, words or self.words, self.ranks, hook, **which)
 
     def finish(self, home: Path) -> list[str]:
         """Bring it to its end without any fault; returns problems."""
@@ -128,57 +100,6 @@ def golden(home: Path, name: str, make: Callable[[Path], Any]) -> Any:
     return json.loads(file.read_text())
 
 
-def free_port() -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def together(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """The environment of one of several processes that meet at a port."""
-    if ranks == 1:
-        return {}
-    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    return own | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-
-
-def finish_all(begun: Sequence[Begun]) -> list[Outcome]:
-    """The outcomes of processes of one run: as with torchrun, all end when one fails."""
-    waiting = list(begun)
-    deadline = None
-    while len(begun) > 1 and waiting:
-        for one in list(waiting):
-            if one.ended(0.01):
-                waiting.remove(one)
-        failed = [one for one in begun if one not in waiting and one.failed()]
-        if failed and deadline is None:
-            deadline = time.monotonic() + LAST_SECONDS
-            for one in waiting:
-                os.kill(one.pid, signal.SIGTERM)
-        if deadline is not None and time.monotonic() > deadline:
-            for one in waiting:
-                os.kill(one.pid, signal.SIGKILL)
-            break
-        if waiting and waiting[0].hangs(waiting[1:]):
-            for one in waiting:
-                os.kill(one.pid, signal.SIGKILL)
-            return [replace(one.finish(), hung=one in waiting) for one in begun]
-    return [one.finish() for one in begun]
-
-
-def differing(found: Remains, expected: Remains) -> list[str]:
-    """Names of the parts that are not the same."""
-    return sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-
-
-def digests(parts: Mapping[str, Any]) -> Remains:
-    return {
-        name: hashlib.sha256(part if isinstance(part, bytes) else json.dumps(part).encode()).hexdigest()
-        for name, part in parts.items()
-    }
-
-
 def resumed(home: Path, job: Job) -> list[str]:
     """Resume a run, or begin it again where it was not yet one, or had no checkpoint."""
     run = home / NEW
@@ -192,7 +113,7 @@ def resumed(home: Path, job: Job) -> list[str]:
             return problems
         shutil.rmtree(run, ignore_errors=True)
         outcomes = job.run(home)
-    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=(0,))]
+    problems = problems_of(outcomes)
     # records that a full disk has lost are compared elsewhere
     warned = [outcome.err for outcome in outcomes if outcome.warned and "has no record of step" not in outcome.err]
     problems += [f"{job.name}: warns: {warning}" for warning in warned]
@@ -285,50 +206,30 @@ def job_named(name: str) -> Job:
     return next(job for job in JOBS if job.name == name)
 
 
-def build(folder: Path) -> Path:
+COMMANDS = (
+    ("pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", "runs/base", "-q"),
+    ("finetune", "table.csv", "--from", "runs/base", "-o", "runs/tuned", "-q", *settings(TUNING)),
+    ("export", "runs/base", "published", "-q"),
+    ("export", "runs/base", "published.gguf", "--gguf", "f16", "-q"),
+    ("import", "published", "-o", "runs/imported", "-q"),
+    ("generate", "the", "--run", "published.gguf", "--max-new-tokens", "1", "-q"),
+    ("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "tokens", "-q"),
+    ("search", "index", "text.txt", "--run", "runs/base", "-o", "index", "-q"),
+)
+
+
+def build(folder: Path) -> None:
     """The home, in a folder where what is derived of it goes too; made there unless it is."""
-    home, imported = folder / "home", folder / "imported"
-    if imported.exists():
-        import_all(imported.read_text().splitlines())
-        return home
-    import_all(IMPORTS)
-    home.mkdir(parents=True)
-    put_kernels(home / "cache")
-    (folder / "golden").mkdir()
-    (home / "text.txt").write_text(documents(30), encoding="utf-8")
-    (home / "other.txt").write_text(documents(40, seed=5), encoding="utf-8")
-    (home / "tiny.yaml").write_text(RECIPE, encoding="utf-8")
     rows = (f"the cat {'ran home' if i % 2 else 'sat on the mat'} {i},{'ab'[i % 2]}" for i in range(24))
-    (home / "table.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
-    for command in (
-        ("pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", "runs/base", "-q"),
-        ("finetune", "table.csv", "--from", "runs/base", "-o", "runs/tuned", "-q", *settings(TUNING)),
-        ("export", "runs/base", "published", "-q"),
-        ("export", "runs/base", "published.gguf", "--gguf", "f16", "-q"),
-        ("import", "published", "-o", "runs/imported", "-q"),
-        ("generate", "the", "--run", "published.gguf", "--max-new-tokens", "1", "-q"),
-        ("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "tokens", "-q"),
-        ("search", "index", "text.txt", "--run", "runs/base", "-o", "index", "-q"),
-    ):
-        made(lmtool(home, *command, modules=folder / "modules"))
-        import_all((folder / "modules").read_text().splitlines())
-    sharded = job_named("sharded")
-    for outcome in sharded.run(home, words=[word.replace(NEW, "runs/shared") for word in sharded.words]):
-        made(outcome)
-    in_last_save = Kill(5, below=f"runs/half/checkpoints/.tmp-step-{STEPS:06d}/")
-    killed = lmtool(home, "pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", "runs/half", "-q", hook=in_last_save)
-    assert killed.killed, killed
-    imported.write_text("\n".join(sys.modules))
-    return home
+    table = "\n".join(["text,label", *rows]) + "\n"
+    texts = {"text.txt": documents(30), "other.txt": documents(40, seed=5), "tiny.yaml": RECIPE, "table.csv": table}
 
+    def add(home: Path) -> None:
+        (folder / "golden").mkdir()
+        for outcome in run_together(home, [word.replace(NEW, "runs/shared") for word in job_named("sharded").words], 2):
+            made(outcome)
+        hook = Kill(5, below=f"runs/half/checkpoints/.tmp-step-{STEPS:06d}/")  # in the last save
+        killed = lmtool(home, *PRETRAIN[:-2], "runs/half", "-q", hook=hook)
+        assert killed.killed, killed
 
-def import_all(names: Sequence[str]) -> None:
-    """Import modules that a command imported, so that the forks to come need not."""
-    for name in names:
-        if name not in sys.modules:
-            with suppress(Exception):  # some are no modules of their own
-                importlib.import_module(name)
-
-
-def made(outcome: Outcome) -> None:
-    assert outcome.code == 0, f"{' '.join(outcome.words)} ended with {outcome.code}: {outcome.err}"
+    make_home(folder, texts, COMMANDS, add)

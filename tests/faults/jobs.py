@@ -13,11 +13,11 @@ from pathlib import Path
 from lmtool.runs.checkpoint import list_checkpoints
 from lmtool.runs.listing import summarize_run
 from lmtool.runs.lock import is_run_locked
+from tests.campaigns.commands import Hook, Outcome, lmtool, problems_of
 from tests.campaigns.harness import Told
+from tests.campaigns.watching import FREEING, Fail, Homeless, Jump, Kill, Lack, Send
 from tests.faults import places
-from tests.faults.commands import Hook, Outcome, lmtool
 from tests.faults.home import JOBS, NEW, VARIANTS, Job, job_named
-from tests.faults.watching import FREEING, Fail, Homeless, Jump, Kill, Lack, Send
 
 SAVED = "/checkpoints/"
 LOGS = ("metrics", "samples", "validated", "checkpoints")
@@ -43,12 +43,8 @@ def kill(home: Path, rng: random.Random, number: int) -> Told:
     victim = hooked or rng.randrange(job.ranks)
     hook = Kill(at, torn=rng.random() < 0.3, power=rng.random() < 0.3 and victim == hooked)
     outcomes = job.run(home, hook, victim=victim, hooked=hooked)
-    did = [
-        job.name,
-        *(["by its own rank"] if hooked else []),
-        *(["in a save"] if SAVED in events[at - 1][1] else []),
-        *(["power cut"] if hook.power else []),
-    ]
+    did = [job.name, *["by its own rank"] * bool(hooked), *["in a save"] * (SAVED in events[at - 1][1])]
+    did += ["power cut"] * hook.power
     if not outcomes[victim].killed:
         return did, [f"event {at} did not come: {outcomes[victim]}"]
     did.append("killed")
@@ -85,7 +81,7 @@ def signals(home: Path, rng: random.Random, number: int) -> Told:
     if job.ranks > 1:
         # the others may have been told to end, or have lost the one that ended
         codes += (130, 143, 5, -signal.SIGKILL)
-    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=codes)]
+    problems = problems_of(outcomes, codes)
     did = [job.name, "twice" if len(sent) > 1 else "once", f"code {outcomes[victim].code}"]
     return did, problems or after(home) or job.finish(home)
 
@@ -151,7 +147,7 @@ def _stride(n: int) -> int:
 def refused(home: Path, outcomes: list[Outcome]) -> list[str]:
     """Problems of processes that could not write: they end with 5, or with 0."""
     codes = (0, 5) if len(outcomes) == 1 else (0, 5, 143, -signal.SIGKILL)
-    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=codes)]
+    problems = problems_of(outcomes, codes)
     if not list_checkpoints(home / NEW / "checkpoints"):
         problems += [outcome.err for outcome in outcomes if "the last checkpoint is intact" in outcome.err]
     return problems
@@ -176,9 +172,8 @@ def read_only(home: Path, rng: random.Random, number: int) -> Told:
         outcomes = job.run(home, Fail(1, rng.choice([errno.EROFS, errno.EACCES, errno.EPERM]), 1 << 30, below))
         did = "refused"
     problems = [outcome.err for outcome in outcomes if "free some" in outcome.err]  # space is of no use
-    return [did, job.name, f"code {outcomes[0].code}"], (
-        problems or refused(home, outcomes) or finish(home, job, outcomes)
-    )
+    problems = problems or refused(home, outcomes) or finish(home, job, outcomes)
+    return [did, job.name, f"code {outcomes[0].code}"], problems
 
 
 def no_locks(home: Path, rng: random.Random, number: int) -> Told:
@@ -188,9 +183,7 @@ def no_locks(home: Path, rng: random.Random, number: int) -> Told:
         return _read_without(home, Lack("locks", error, "runs/"), rng)
     job = chosen(rng)
     outcomes = job.run(home, Lack("locks", error, rng.choice(["cache/", "runs/", ""])))
-    problems = [
-        outcome.err for outcome in outcomes if outcome.code == 5 and job.ranks == 1 and "locks" not in outcome.err
-    ]
+    problems = [one.err for one in outcomes if one.code == 5 and job.ranks == 1 and "locks" not in one.err]
     if outcomes[0].code and (home / NEW).exists():
         problems.append("a run was begun that cannot be locked")
     return [job.name, f"code {outcomes[0].code}"], problems or refused(home, outcomes) or finish(home, job, outcomes)
@@ -215,7 +208,7 @@ def no_home(home: Path, rng: random.Random, number: int) -> Told:
     cache.chmod(0o700)
     hook = Homeless(temporary)
     if number % 4 != 3:
-        did, problems = _without(home, rng, number, hook, alone=True)
+        did, problems, *_ = _without(home, rng, number, hook, alone=True)
         return did, problems or ["a folder is named ~"] * os.path.lexists(home / "~")
     mode = rng.choice([0o770, 0o707, 0o777])
     cache.chmod(mode)
@@ -230,14 +223,14 @@ def _without(home: Path, rng: random.Random, number: int, hook: Hook, alone: boo
         return _read_without(home, hook, rng)
     job = next(job for job in iter(lambda: chosen(rng), None) if job.ranks == 1 or not alone)
     outcomes = job.run(home, hook)
-    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=(0,))]
+    problems = problems_of(outcomes)
     return [job.name, f"code {outcomes[0].code}"], problems or job.compare(home)
 
 
 def _read_without(home: Path, hook: Hook, rng: random.Random) -> Told:
     words = rng.choice(READERS)
     outcome, plain = lmtool(home, *words, hook=hook), lmtool(home, *words)
-    problems = [problem for one in (outcome, plain) for problem in one.problems(codes=(0,))]
+    problems = problems_of((outcome, plain))
     if not problems and outcome.out != plain.out:
         problems.append(f"{words[0]} prints {outcome.out!r}, and elsewhere {plain.out!r}")
     return [f"a reader: {words[0]}", f"code {outcome.code}"], problems
@@ -252,7 +245,7 @@ def clock(home: Path, rng: random.Random, number: int) -> Told:
     for path in home.rglob("*"):
         os.utime(path, (dated, dated), follow_symlinks=False)
     outcomes = job.run(home, Jump(jumps))
-    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=(0,))]
+    problems = problems_of(outcomes)
     if (home / NEW / "run.json").exists() and not summarize_run(home / NEW).name:
         problems.append("the run has no name")
     for words in (("runs", "ls"), ("runs", "show", "last"), ("runs", "rm", "--older-than", "9999w", "--yes")):

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtool.runs.checkpoint import list_checkpoints
+from tests.campaigns.commands import Outcome, begin, lmtool, problems_of
 from tests.campaigns.harness import Told
-from tests.faults.commands import Outcome, begin, lmtool
-from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, TOKENIZE, Remains, differing, golden, job_named, of_run
-from tests.faults.watching import Pause, Record
+from tests.campaigns.homes import Remains, differing
+from tests.campaigns.watching import Record, Send
+from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, TOKENIZE, golden, job_named, of_run
 
 WAITS = 1.5
 """Seconds after which a command that has not ended waits for the one that is stopped."""
@@ -69,7 +70,7 @@ def case(home: Path, rng: random.Random, number: int) -> Told:
     if rng.random() < 0.3 and pair.first != GENERATE:
         shutil.rmtree(home / "cache")
     at = rng.randint(1, expected["events"])
-    first = begin(home, pair.first, Pause(at))
+    first = begin(home, pair.first, Send(((at, signal.SIGSTOP),)))
     stopped = first.stopped(60)
     second = begin(home, pair.second)
     waited = not second.ended(WAITS)
@@ -81,10 +82,7 @@ def case(home: Path, rng: random.Random, number: int) -> Told:
 
 
 def _judge(home: Path, pair: Pair, outcomes: list[Outcome], expected: Remains) -> list[str]:
-    problems = [
-        problem for outcome in outcomes for problem in outcome.problems(codes=(0,) if pair.both else (0, 2, 4, 5))
-    ]
-    if problems:
+    if problems := problems_of(outcomes, (0,) if pair.both else (0, 2, 4, 5)):
         return problems
     ended = [outcome for outcome in outcomes if outcome.code == 0]
     if not ended:

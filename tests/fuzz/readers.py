@@ -5,8 +5,9 @@ import hashlib
 import json
 import random
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from lmtool.generation.params import MaskPredict, SamplingParams, params_to_reco
 from lmtool.generation.prompts import gather_prompts
 from lmtool.generation.replay import read_generation_records
 from lmtool.interop.importing import read_recipe_sections
-from lmtool.interop.published_models import open_published_model
+from lmtool.interop.published_models import PublishedModel, open_published_model
 from lmtool.interop.tokenization.reading import read_published_tokenizer
 from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import load, shipped_recipes
@@ -62,30 +63,23 @@ TEXT = "The baker sold a kettle at dawn, and the señora \u201cforgot\u201d the 
 TABLE = "text,label\n" + "".join(f'"a row, number {n}",{"good" if n % 2 else "bad"}\n' for n in range(8))
 PAIRS = "source\ttarget\n" + "".join(f"ein Hund {n}\ta dog {n}\n" for n in range(8))
 ROWS = [{"text": f"a row {n}", "label": n % 2, "tags": ["a", "b"]} for n in range(8)]
+CONLL = "The O\nbaker B-PER\n\nParis B-LOC\nrained O\n\n" * 3
 ANSWERED = [
     {"id": "1", "question": "Who?", "answers": [{"text": "The baker", "answer_start": 0}]},
     {"id": "2", "question": "What?", "answers": [{"text": "a kettle", "answer_start": 15}]},
 ]
 QUESTIONS = {"data": [{"paragraphs": [{"context": "The baker sold a kettle.", "qas": ANSWERED}]}]}
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "vocab_size": 40,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
+CONFIG: dict[str, Any] = {
+    **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 24},
+    **{"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64},
+    **{"vocab_size": 40, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu"},
     "tie_word_embeddings": False,
 }
 MESSAGES: tuple[Message, ...] = (
     {"role": "user", "content": "Who sold it?"},
     {"role": "assistant", "content": "The baker."},
 )
+TURNS = [{"messages": list(MESSAGES)} for _ in range(3)]
 
 
 class ModelRunner(NamedTuple):
@@ -95,10 +89,19 @@ class ModelRunner(NamedTuple):
     read: Callable[[Path, bytes], object]
 
 
+def _valid(*contents: str | bytes) -> Callable[[Path], list[bytes]]:
+    return lambda _: [content.encode() if isinstance(content, str) else content for content in contents]
+
+
 def _written(folder: Path, name: str, content: bytes) -> Path:
     path = folder / name
     path.write_bytes(content)
     return path
+
+
+def _as_file(name: str, use: Callable[[str], object]) -> Callable[[Path, bytes], object]:
+    """Reads content from a file of this name."""
+    return lambda folder, content: use(str(_written(folder, name, content)))
 
 
 def _file_of(make: Callable[[Path], object], name: str, use: Callable[[Path], object]) -> ModelRunner:
@@ -120,23 +123,19 @@ def _file_of(make: Callable[[Path], object], name: str, use: Callable[[Path], ob
 # Recipes
 
 
+RECIPES = ("default", "transformer-tiny", "lstm", "dan", "bert-tiny")
+
+
 def _recipes(_: Path) -> list[bytes]:
-    return [
-        shipped_recipes()[name].read_bytes() for name in ("default", "transformer-tiny", "lstm", "dan", "bert-tiny")
-    ]
+    return [shipped_recipes()[name].read_bytes() for name in RECIPES]
 
 
-def _read_recipe(folder: Path, content: bytes) -> None:
-    load(_written(folder, "recipe.yaml", content))
-
-
-def _settings(_: Path) -> list[bytes]:
-    return [
-        *(b"training.steps=500", b"optimizer.lr=1e-3", b"seed=+1"),
-        b"model={kind: recurrent, cell: lstm, n_layers: 1, d_model: 8, context: 8}",
-        *(b"evaluation.prompts=[One day, It rained]", b"data.train=[a.txt, b.txt]", b"model.d_ff=null"),
-        *(b"tokenizer.kind=char", b"schedule={kind: cosine, warmup_steps: 10}", b"model.position={kind: rotary}"),
-    ]
+SETTINGS = (
+    *(b"training.steps=500", b"optimizer.lr=1e-3", b"seed=+1"),
+    b"model={kind: recurrent, cell: lstm, n_layers: 1, d_model: 8, context: 8}",
+    *(b"evaluation.prompts=[One day, It rained]", b"data.train=[a.txt, b.txt]", b"model.d_ff=null"),
+    *(b"tokenizer.kind=char", b"schedule={kind: cosine, warmup_steps: 10}", b"model.position={kind: rotary}"),
+)
 
 
 def _read_setting(_: Path, content: bytes) -> None:
@@ -146,30 +145,18 @@ def _read_setting(_: Path, content: bytes) -> None:
 # Tables and texts
 
 
-def _as_table(name: str) -> Callable[[Path, bytes], None]:
-    def read(folder: Path, content: bytes) -> None:
-        table = open_table(str(_written(folder, name, content)))
-        read_labelled_table(table, choose_columns(table, kind=None), skip_bad_rows=True)
-
-    return read
+def _use_table(path: str) -> None:
+    table = open_table(path)
+    read_labelled_table(table, choose_columns(table, kind=None), skip_bad_rows=True)
 
 
-def _as_corpus(name: str) -> Callable[[Path, bytes], None]:
-    def read(folder: Path, content: bytes) -> None:
-        path = str(_written(folder, name, content))
-        for chunk in open_corpus([path], column="text", documents="auto").chunks():
-            assert chunk.texts
-
-    return read
+def _use_corpus(path: str) -> None:
+    for chunk in open_corpus([path], column="text", documents="auto").chunks():
+        assert chunk.texts
 
 
-def _jsonl(_: Path) -> list[bytes]:
-    turns = [{"messages": list(MESSAGES)} for _ in range(3)]
-    return ["\n".join(map(json.dumps, lines)).encode() for lines in (ROWS, turns)]
-
-
-def _json(_: Path) -> list[bytes]:
-    return [json.dumps(ROWS, indent=indent).encode() for indent in (None, 2)]
+def _lines(rows: Iterable[object]) -> str:
+    return "\n".join(map(json.dumps, rows))
 
 
 def _parquet(folder: Path) -> list[bytes]:
@@ -180,18 +167,12 @@ def _parquet(folder: Path) -> list[bytes]:
     return [flat, path.read_bytes()]
 
 
-def _vectors(_: Path) -> list[bytes]:
-    rows = [f"word{n} 0.5 -1.25 {n}" for n in range(5)]
-    binary = b"3 2\n" + b"".join(w + b" " + np.array([1, 2], "<f4").tobytes() + b"\n" for w in (b"a", b"b", b"c"))
-    return ["\n".join(rows).encode(), "\n".join(["5 3", *rows]).encode(), binary]
+WORDS = "\n".join(f"word{n} 0.5 -1.25 {n}" for n in range(5))
+BINARY = b"3 2\n" + b"".join(w + b" " + np.array([1, 2], "<f4").tobytes() + b"\n" for w in (b"a", b"b", b"c"))
 
 
-def _read_vectors(folder: Path, content: bytes) -> None:
-    VectorFile.open(_written(folder, "a.vec", content)).read({"word1", "a"})
-
-
-def _read_prompts(folder: Path, content: bytes) -> None:
-    gather_prompts([], str(_written(folder, "prompts.txt", content)))
+def _use_vectors(path: str) -> None:
+    VectorFile.open(Path(path)).read({"word1", "a"})
 
 
 def _records(_: Path) -> list[bytes]:
@@ -207,19 +188,14 @@ def _records(_: Path) -> list[bytes]:
     return [json.dumps(common | {"settings": params_to_record(kind), "options": options}).encode() for kind in kinds]
 
 
-def _read_record(folder: Path, content: bytes) -> None:
-    read_generation_records(str(_written(folder, "texts.jsonl", content)))
-
-
 # Models
 
 
-def _safetensors(_: Path) -> list[bytes]:
-    return [save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.int64)}, {"format": "pt"})]
+TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.int64)}
 
 
-def _read_safetensors(folder: Path, content: bytes) -> None:
-    dict(tensors.SavedTensors([_written(folder, "model.safetensors", content)]))
+def _use_tensors(path: str) -> None:
+    dict(tensors.SavedTensors([Path(path)]))
 
 
 def _weights() -> dict[str, torch.Tensor]:
@@ -234,11 +210,11 @@ def _weights() -> dict[str, torch.Tensor]:
 
 
 def _configs(_: Path) -> list[bytes]:
-    scaled = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaled: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaled |= {"original_max_position_embeddings": 32}
     head = {"kind": "classification", "task": "class", "labels": ["a", "b"], "pool": "mean"}
     note = {"context": 32, "objective": head, "data": {"text_columns": ["text"]}}
-    more = ({}, {"rope_scaling": scaled}, {"lmtool": note, "id2label": {"0": "a", "1": "b"}})
+    more: list[dict[str, Any]] = [{}, {"rope_scaling": scaled}, {"lmtool": note, "id2label": {"0": "a", "1": "b"}}]
     return [json.dumps(CONFIG | one).encode() for one in more]
 
 
@@ -250,8 +226,9 @@ def _read_config(folder: Path, content: bytes) -> None:
     read_recipe_sections(open_published_model(folder))
 
 
-def _shards(_: Path) -> list[bytes]:
-    return [save(_weights(), {"format": "pt"})]
+def _read_weights(source: PublishedModel) -> None:
+    for name in sorted(source.config.tensor_names):
+        source.read_tensor(name)
 
 
 def _read_shards(folder: Path, content: bytes) -> None:
@@ -259,14 +236,13 @@ def _read_shards(folder: Path, content: bytes) -> None:
     _written(folder, "model.safetensors", content)
     source = open_published_model(folder)
     read_recipe_sections(source)
-    for name in sorted(source.config.tensor_names):
-        source.read_tensor(name)
+    _read_weights(source)
 
 
 def _ggufs(folder: Path) -> list[bytes]:
     path = folder / "a.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    sizes = {"context_length": 64, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32}
+    sizes: dict[str, Any] = {"context_length": 64, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32}
     sizes |= {"head_count": 2, "head_count_kv": 2, "layer_norm_rms_eps": 1e-5, "rope_freq_base": 10000.0}
     document = json.loads(Tokenizer.train(BpeTokenizer(vocab_size=300, sentinels=0), [TEXT]).to_json())
     tokens = ["<s>", "</s>", *list(document["model"]["vocab"])[7:]]
@@ -298,8 +274,7 @@ def _read_gguf(folder: Path, content: bytes) -> None:
     source = open_published_model(_written(folder, "a.gguf", content))
     read_recipe_sections(source)
     source.read_tokenizer()
-    for name in sorted(source.config.tensor_names):
-        source.read_tensor(name)
+    _read_weights(source)
 
 
 # Tokenizers
@@ -321,8 +296,8 @@ def _use(tokenizer: Tokenizer) -> None:
     tokenizer.decode(tokenizer.encode(TEXT[:60]))
 
 
-def _read_tokenizer(folder: Path, content: bytes) -> None:
-    _use(Tokenizer.load(_written(folder, "tokenizer.json", content)))
+def _use_tokenizer(path: str) -> None:
+    _use(Tokenizer.load(Path(path)))
 
 
 def _file_of_published(name: str, changed: str) -> ModelRunner:
@@ -338,7 +313,7 @@ def _file_of_published(name: str, changed: str) -> ModelRunner:
 
 
 def _templates(_: Path) -> list[bytes]:
-    names = ("CHATML", "QWEN", "LLAMA3", "MISTRAL", "GEMMA", "ZEPHYR", "GENERATION")
+    names = ("CHATML", "QWEN", "LLAMA3", "MISTRAL", "GEMMA", "GENERATION")
     return [getattr(chat_templates, name).encode() for name in names]
 
 
@@ -355,11 +330,7 @@ def _read_template(folder: Path, content: bytes) -> None:
 
 
 PLAIN = b"nothing is drawn"
-
-
-def _drawn(_: Path) -> list[bytes]:
-    """Content from which programs or steps are drawn, as from any other bytes, but from these the usual ones."""
-    return [PLAIN]
+"""Content from which programs or steps are drawn, as from any other bytes, but from these the usual ones."""
 
 
 class _Program:
@@ -603,27 +574,27 @@ def _as_part_of_an_index(name: str) -> Callable[[Path, bytes], None]:
 
 
 READERS = {
-    "recipe": ModelRunner(_recipes, _read_recipe),
-    "setting": ModelRunner(_settings, _read_setting),
-    "csv table": ModelRunner(lambda _: [TABLE.encode(), TABLE.replace(",", ";").encode()], _as_table("a.csv")),
-    "tsv table": ModelRunner(lambda _: [PAIRS.encode()], _as_table("a.tsv")),
-    "jsonl table": ModelRunner(_jsonl, _as_table("a.jsonl")),
-    "parquet table": ModelRunner(_parquet, _as_table("a.parquet")),
-    "conll": ModelRunner(lambda _: [b"The O\nbaker B-PER\n\nParis B-LOC\nrained O\n\n" * 3], _as_table("a.conll")),
-    "json table": ModelRunner(_json, _as_table("a.json")),
-    "squad": ModelRunner(lambda _: [json.dumps(QUESTIONS).encode()], _as_table("a.json")),
-    "txt corpus": ModelRunner(lambda _: [TEXT.encode(), TEXT.replace("\n", "\r\n\r\n").encode()], _as_corpus("a.txt")),
-    "csv corpus": ModelRunner(lambda _: [TABLE.encode()], _as_corpus("a.csv")),
-    "jsonl corpus": ModelRunner(lambda folder: _jsonl(folder)[:1], _as_corpus("a.jsonl")),
-    "parquet corpus": ModelRunner(_parquet, _as_corpus("a.parquet")),
-    "word vectors": ModelRunner(_vectors, _read_vectors),
-    "prompts": ModelRunner(lambda _: [TEXT.encode()], _read_prompts),
-    "records of generate": ModelRunner(_records, _read_record),
-    "safetensors": ModelRunner(_safetensors, _read_safetensors),
-    "published weights": ModelRunner(_shards, _read_shards),
+    "recipe": ModelRunner(_recipes, _as_file("recipe.yaml", load)),
+    "setting": ModelRunner(_valid(*SETTINGS), _read_setting),
+    "csv table": ModelRunner(_valid(TABLE, TABLE.replace(",", ";")), _as_file("a.csv", _use_table)),
+    "tsv table": ModelRunner(_valid(PAIRS), _as_file("a.tsv", _use_table)),
+    "jsonl table": ModelRunner(_valid(_lines(ROWS), _lines(TURNS)), _as_file("a.jsonl", _use_table)),
+    "parquet table": ModelRunner(_parquet, _as_file("a.parquet", _use_table)),
+    "conll": ModelRunner(_valid(CONLL), _as_file("a.conll", _use_table)),
+    "json table": ModelRunner(_valid(json.dumps(ROWS), json.dumps(ROWS, indent=2)), _as_file("a.json", _use_table)),
+    "squad": ModelRunner(_valid(json.dumps(QUESTIONS)), _as_file("a.json", _use_table)),
+    "txt corpus": ModelRunner(_valid(TEXT, TEXT.replace("\n", "\r\n\r\n")), _as_file("a.txt", _use_corpus)),
+    "csv corpus": ModelRunner(_valid(TABLE), _as_file("a.csv", _use_corpus)),
+    "jsonl corpus": ModelRunner(_valid(_lines(ROWS)), _as_file("a.jsonl", _use_corpus)),
+    "parquet corpus": ModelRunner(_parquet, _as_file("a.parquet", _use_corpus)),
+    "word vectors": ModelRunner(_valid(WORDS, f"5 3\n{WORDS}", BINARY), _as_file("a.vec", _use_vectors)),
+    "prompts": ModelRunner(_valid(TEXT), _as_file("prompts.txt", partial(gather_prompts, []))),
+    "records of generate": ModelRunner(_records, _as_file("texts.jsonl", read_generation_records)),
+    "safetensors": ModelRunner(_valid(save(TENSORS, {"format": "pt"})), _as_file("model.safetensors", _use_tensors)),
+    "published weights": ModelRunner(_valid(save(_weights(), {"format": "pt"})), _read_shards),
     "config.json": ModelRunner(_configs, _read_config),
     "gguf": ModelRunner(_ggufs, _read_gguf),
-    "tokenizer.json": ModelRunner(_tokenizers, _read_tokenizer),
+    "tokenizer.json": ModelRunner(_tokenizers, _as_file("tokenizer.json", _use_tokenizer)),
     **{
         f"{changed} of {name}": _file_of_published(name, changed)
         for name, changed in (
@@ -632,8 +603,8 @@ READERS = {
         )
     },
     "chat template": ModelRunner(_templates, _read_template),
-    "program of a chat template": ModelRunner(_drawn, _run_programs),
-    "steps of a tokenizer": ModelRunner(_drawn, _read_steps),
+    "program of a chat template": ModelRunner(_valid(PLAIN), _run_programs),
+    "steps of a tokenizer": ModelRunner(_valid(PLAIN), _read_steps),
     **{name: _file_of_a_run(name) for name in ("run.json", "validated.json", "metrics.jsonl", "samples.jsonl")},
     "state.json": _file_of(_run, f"{SAVED}/state.json", _use_signed_state),
     "MANIFEST.json": _file_of(

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from choice import derivations  # type: ignore[import-not-found]
-from english import expand  # type: ignore[import-not-found]
-from translation import Node, lengths, shares  # type: ignore[import-not-found]
+from choice import derivations
+from english import expand
+from translation import Node, lengths, shares
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import choice  # type: ignore[import-not-found]
+import choice
 import pytest
-import telling  # type: ignore[import-not-found]
-import words  # type: ignore[import-not-found]
-import world  # type: ignore[import-not-found]
+import telling
+import words
+import world
 
 from tests.generators.reading import bits_of
 

@@ -8,12 +8,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import bundle  # type: ignore[import-not-found]
-import choice  # type: ignore[import-not-found]
-import coherence  # type: ignore[import-not-found]
-import lexicon  # type: ignore[import-not-found]
+import bundle
+import choice
+import coherence
+import lexicon
 import pytest
-import stories  # type: ignore[import-not-found]
+import stories
 
 from tests.generators.reading import DATA, bits_of, complaints
 

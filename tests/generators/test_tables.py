@@ -6,8 +6,8 @@ from collections import Counter
 from typing import NamedTuple
 
 import pytest
-from choice import derivations  # type: ignore[import-not-found]
-from reviews import OPPOSED  # type: ignore[import-not-found]
+from choice import derivations
+from reviews import OPPOSED
 
 from tests.generators.reading import DATA, complaints, generator, rows
 

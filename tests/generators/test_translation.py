@@ -5,9 +5,9 @@ import re
 from functools import partial
 from typing import Any
 
-import orune  # type: ignore[import-not-found]
+import orune
 import pytest
-import translation  # type: ignore[import-not-found]
+import translation
 
 from tests.generators.reading import DATA, bits_of, readings
 

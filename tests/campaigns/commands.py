@@ -3,19 +3,23 @@
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tests.campaigns.harness import die_with_parent
-from tests.faults.watching import Act, Watch
+from tests.campaigns.watching import Act, Watch
 
 SECONDS = 60.0
 """A command that takes longer hangs; the time does not count for which it waits for a core."""
+LAST_SECONDS = 15.0
+"""How long the other processes of a run may take to end when one has failed; torchrun gives them 30 seconds."""
 MEMORY = 2 << 30
 """Resident bytes beyond which a command uses too much memory."""
 
@@ -74,25 +78,23 @@ class Begun:
     output: Path
     began: float = field(default_factory=time.monotonic)
 
+    def _wait(self, seconds: float, flags: int = 0) -> Any:
+        """The state of the command once it has ended, or what the flags say; None if that takes longer."""
+        deadline = time.monotonic() + seconds
+        while True:
+            state = os.waitid(os.P_PID, self.pid, flags | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if state is not None or time.monotonic() >= deadline:
+                return state
+            time.sleep(0.002)
+
     def stopped(self, seconds: float) -> bool:
         """Wait until the command has stopped itself: True; or until it has ended, or `seconds` are over: False."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            flags = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
-            if (state := os.waitid(os.P_PID, self.pid, flags)) is not None:
-                return state.si_code == os.CLD_STOPPED
-            time.sleep(0.002)
-        return False
+        state = self._wait(seconds, os.WSTOPPED)
+        return state is not None and state.si_code == os.CLD_STOPPED
 
     def ended(self, seconds: float) -> bool:
         """Wait until the command has ended, at most so long."""
-        deadline = time.monotonic() + seconds
-        while True:
-            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                return True
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.002)
+        return self._wait(seconds) is not None
 
     def delayed(self) -> float:
         """Seconds for which threads of the command waited for a core."""
@@ -107,7 +109,7 @@ class Begun:
 
     def failed(self) -> bool:
         """Whether a command that has ended did so with another code than 0."""
-        state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        state = self._wait(0)
         return state is not None and (state.si_code, state.si_status) != (os.CLD_EXITED, 0)
 
     def finish(self) -> Outcome:
@@ -134,10 +136,12 @@ def begin(
     reads: bool = False,
     modules: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    victim: int = 0,
 ) -> Begun:
     """Begin a command in a folder that also has its runs and its cache.
 
     hook: interferes with what it does to files of the folder. modules: gets the names of all modules that it imported.
+    victim: the process that the hook signals, if another.
     """
     output = home.with_name(f"{home.name}-{time.monotonic_ns()}.out")
     sys.stdout.flush()
@@ -157,7 +161,7 @@ def begin(
             os.dup2(os.open(file, flags, 0o644), handle)
         os.environ.update(environment or {}, LMTOOL_CACHE="cache", LMTOOL_RUNS="runs")
         os.chdir(home)
-        code = _main(home, words, hook, reads)
+        code = _main(Watch(home, reads=reads, victim=victim), words, hook)
         if modules is not None:
             modules.write_text("\n".join(sys.modules))
     except BaseException:
@@ -168,15 +172,13 @@ def begin(
         os._exit(code)
 
 
-def _main(home: Path, words: Sequence[str], hook: Hook | None, reads: bool) -> int:
+def _main(watch: Watch, words: Sequence[str], hook: Hook | None) -> int:
     """The exit code of a command, in this process."""
     from lmtool.cli import main
 
     sys.argv = ["lmtool", *words]
     if hook is not None:
-        watch = Watch(home, lambda _: None, reads)
-        watch.act = hook(watch)
-        watch.install()
+        watch.install(hook(watch))
     try:
         main()
     except SystemExit as end:
@@ -189,3 +191,56 @@ def lmtool(
 ) -> Outcome:
     """The outcome of a command."""
     return begin(home, words, hook, reads=reads, modules=modules).finish()
+
+
+def problems_of(outcomes: Sequence[Outcome], codes: Sequence[int] = (0,)) -> list[str]:
+    return [problem for outcome in outcomes for problem in outcome.problems(codes)]
+
+
+def free_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_together(
+    home: Path, words: Sequence[str], n: int, hook: Hook | None = None, *, hooked: int = 0, victim: int = 0
+) -> list[Outcome]:
+    """The outcomes of `n` processes of one command, rank 0 first: as with torchrun, all end when one fails.
+
+    hooked: the rank that has the hook. victim: the rank that it signals; another one than itself only of rank 0.
+    """
+    port = free_port()
+    begun: dict[int, Begun] = {}
+    for rank in reversed(range(n)):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n)}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        pid = begun[victim].pid if rank == hooked == 0 and victim else 0
+        own_hook = hook if rank == hooked else None
+        begun[rank] = begin(home, words, own_hook, environment=own if n > 1 else {}, victim=pid)
+    return finish_all([begun[rank] for rank in range(n)])
+
+
+def finish_all(begun: Sequence[Begun]) -> list[Outcome]:
+    """The outcomes of processes of one run: as with torchrun, all end when one fails."""
+    waiting = list(begun)
+    deadline = None
+    while len(begun) > 1 and waiting:
+        for one in list(waiting):
+            if one.ended(0.01):
+                waiting.remove(one)
+        failed = [one for one in begun if one not in waiting and one.failed()]
+        if failed and deadline is None:
+            deadline = time.monotonic() + LAST_SECONDS
+            for one in waiting:
+                os.kill(one.pid, signal.SIGTERM)
+        if deadline is not None and time.monotonic() > deadline:
+            for one in waiting:
+                os.kill(one.pid, signal.SIGKILL)
+            break
+        if waiting and waiting[0].hangs(waiting[1:]):
+            for one in waiting:
+                os.kill(one.pid, signal.SIGKILL)
+            return [replace(one.finish(), hung=one in waiting) for one in begun]
+    return [one.finish() for one in begun]

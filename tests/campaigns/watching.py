@@ -4,7 +4,7 @@ Python's own functions are watched, so no library, no privilege and no variable 
 are opened for writing are those of `_pyio`, whose writes go through os.write one by one.
 """
 
-import _pyio
+import _pyio  # type: ignore[import-not-found]
 import builtins
 import fcntl
 import io
@@ -38,14 +38,14 @@ class Event:
 
 @dataclass
 class Watch:
-    """Calls `act` before each operation that changes something in `folder`, in this process, from `install` on.
+    """Calls what is installed before each operation that changes something in `folder`, in this process.
 
-    reads: files that are opened for reading count as well.
+    reads: files that are opened for reading count as well. victim: the process that gets signals, if another.
     """
 
     folder: Path
-    act: Act
     reads: bool = False
+    victim: int = 0
     count: int = 0
     unsynced: dict[str, int] = field(default_factory=dict)
     """Bytes known to be on disk, of each file that has more."""
@@ -53,6 +53,9 @@ class Watch:
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
         self._prefix = f"{self.folder}{os.sep}"
+
+    def signal(self, number: int) -> None:
+        os.kill(self.victim or os.getpid(), number)
 
     def lose_unsynced(self) -> None:
         """What a power cut does: bytes that were not synced to disk are gone."""
@@ -63,7 +66,7 @@ class Watch:
     def _event(self, name: str, path: str, torn: bool = False) -> int | None:
         if not torn:
             self.count += 1
-        return self.act(Event(self.count, name, path.removeprefix(self._prefix), torn))
+        return self._act(Event(self.count, name, path.removeprefix(self._prefix), torn))
 
     def _inside(self, path: Any, dir_fd: int | None = None) -> str | None:
         """The absolute path, of a file in the folder only."""
@@ -75,8 +78,9 @@ class Watch:
             found = os.path.join(os.path.realpath(os.path.dirname(found)), os.path.basename(found))
         return found if found.startswith(self._prefix) and not found.endswith(" (deleted)") else None
 
-    def install(self) -> None:
+    def install(self, act: Act) -> None:
         """Watch from now on, until this process ends."""
+        self._act = act
         for name in ("mkdir", "unlink", "rmdir", "truncate", "ftruncate", "fsync"):
             self._wrap(name)
         os.remove = os.unlink
@@ -181,13 +185,12 @@ class Record:
 class Kill:
     """kill -9 before the n-th event. torn: in the middle of it, if it is a write. power: what is not synced is lost.
 
-    victim: another process that is killed instead of this one. below: only events in this part of the folder count.
+    below: only events in this part of the folder count.
     """
 
     number: int
     torn: bool = False
     power: bool = False
-    victim: int = 0
     below: str = ""
 
     def __call__(self, watch: Watch) -> Act:
@@ -202,7 +205,7 @@ class Kill:
                 return 7
             if self.power:
                 watch.lose_unsynced()
-            os.kill(self.victim or os.getpid(), signal.SIGKILL)
+            watch.signal(signal.SIGKILL)
             return None
 
         return act
@@ -210,16 +213,15 @@ class Kill:
 
 @dataclass(frozen=True)
 class Send:
-    """Signals to this process, or to `victim`, each before the event of its number."""
+    """Signals, each before the event of its number."""
 
     at: tuple[tuple[int, int], ...]
-    victim: int = 0
 
     def __call__(self, watch: Watch) -> Act:
         def act(event: Event) -> None:
             for number, sent in self.at:
                 if event.number == number:
-                    os.kill(self.victim or os.getpid(), sent)
+                    watch.signal(sent)
 
         return act
 
@@ -313,20 +315,6 @@ class Homeless:
 
 
 @dataclass(frozen=True)
-class Pause:
-    """Stop this process before the n-th event, until another one continues it."""
-
-    number: int
-
-    def __call__(self, watch: Watch) -> Act:
-        def act(event: Event) -> None:
-            if event.number == self.number:
-                os.kill(os.getpid(), signal.SIGSTOP)
-
-        return act
-
-
-@dataclass(frozen=True)
 class Jump:
     """The clock jumps by `seconds` at the n-th event. A clock that jumps twice does so at each of two events."""
 
@@ -340,8 +328,8 @@ class Jump:
 
         class Shifted(dates.datetime):
             @classmethod
-            def now(cls, tz: Any = None) -> "dates.datetime":
-                return dates.datetime.fromtimestamp(time.time(), tz)
+            def now(cls, tz: Any = None) -> "Shifted":
+                return cls.fromtimestamp(time.time(), tz)
 
         time.time = lambda: genuine() + offset
         for name, module in list(sys.modules.items()):
