@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.interop.families import FAMILIES
-from tests.interop.families.cases import CASES
-from tests.interop.families.peers import brought, peer_of
+from tests.interop.families.peers import brought
 from tests.support import tiny
+from tests.support.peers import MODELS as CASES
+from tests.support.peers import random_model as peer_of
 
 KEEP = torch.arange(20) < torch.tensor([[20], [1], [15]])
 

@@ -5,12 +5,12 @@ import os
 import zipfile
 from pathlib import Path
 
-from tests.support.peers import peer_in
+from tests.support.peers import BODIES, peer_in
 
 
 def sentence_transformers(folder: Path) -> Path:
     """A small model as that library publishes them, with the mean of all positions."""
-    peer_in(folder, "bert")
+    peer_in(folder, BODIES["bert"])
     kinds = ["Transformer", "Pooling"]
     modules = [
         {"idx": i, "name": str(i), "path": f"{i}_{kind}" * (i > 0), "type": f"sentence_transformers.models.{kind}"}

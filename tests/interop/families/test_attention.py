@@ -7,24 +7,13 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.interop.families import FAMILIES
 from lmtool.model.layers.attention import CrossAttention
 from lmtool.model.layers.observing import record_attention_weights
-from tests.interop.families.cases import CASES
-from tests.interop.families.peers import VOCAB, brought, peer_of
+from tests.interop.families.peers import VOCAB, brought, language_model
 from tests.support import tiny
 
-ONE_STACK = ["gpt2", "llama", "llama 3", "mistral", "bloom", "neox", "bert", "modernbert"]
+ONE_STACK = ["gpt2", "llama", "llama 3", "mistral", "bloom", "gpt_neox", "bert", "modernbert"]
 SEQ2SEQ = ["t5", "bart"]
-
-
-def small(case: str) -> Any:
-    """A small language model."""
-    model_type, config = CASES[case]
-    heads = FAMILIES[model_type].heads
-    head = heads["masked" if "masked" in heads else "causal"]
-    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
-    return peer_of(FAMILIES[model_type].class_prefix + head.class_suffix, {"vocab_size": VOCAB, **tokens, **config})
 
 
 def eager(peer: Any) -> Any:
@@ -42,7 +31,7 @@ def assert_same(found: list[Tensor], wanted: tuple[Tensor, ...]) -> None:
 @pytest.mark.parametrize("case", ONE_STACK)
 @torch.no_grad()
 def test_decoders_and_encoders(case: str) -> None:
-    peer = small(case)
+    peer = language_model(case)
     ours = brought(peer)
     tokens_BT = tiny.tokens(2, 12, vocab_size=VOCAB)
     with record_attention_weights(ours) as found:
@@ -53,7 +42,7 @@ def test_decoders_and_encoders(case: str) -> None:
 @pytest.mark.parametrize("case", SEQ2SEQ)
 @torch.no_grad()
 def test_encoder_decoders(case: str) -> None:
-    peer = small(case)
+    peer = language_model(case)
     ours = brought(peer)
     source_BS, tokens_BT = tiny.tokens(2, 9, vocab_size=VOCAB), tiny.tokens(2, 6, seed=1, vocab_size=VOCAB)
     keep_BS = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])

@@ -12,17 +12,9 @@ from typing import Any
 
 import sentencepiece
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from tests.support.peers import byte_cut, byte_level, word_pieces
 
 ROOT = Path(__file__).parents[3]
 GPT2_END = "<|endoftext|>"
@@ -124,36 +116,14 @@ def corpus(lines: int = 1500) -> list[str]:
 
 @cache
 def byte_level_json(words: str, vocab_size: int, specials: tuple[str, ...]) -> str:
-    """A byte-level BPE of texts divided by a regular expression; by ByteLevel's own when it is empty."""
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = byte_level(words)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(specials),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    inner.train_from_iterator(corpus(), trainer)
+    """A byte-level BPE of texts divided by a regular expression; as GPT-2 does when it is empty."""
+    inner = byte_level(specials, cut=byte_cut(words), texts=corpus(), vocab_size=vocab_size)
     return str(inner.to_str())
 
 
-def byte_level(words: str) -> Any:
-    if not words:
-        return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    split = pre_tokenizers.Split(Regex(words), behavior="isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
 @cache
-def word_pieces(lowercase: bool, specials: tuple[str, ...]) -> Tokenizer:
-    inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    inner.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    inner.decoder = decoders.WordPiece(prefix="##")
-    trainer = trainers.WordPieceTrainer(vocab_size=900, special_tokens=list(specials), show_progress=False)
-    inner.train_from_iterator(corpus(), trainer)
-    return inner
+def word_pieces_json(lowercase: bool) -> str:
+    return str(word_pieces(corpus(), 900, ("[CLS]:0 $A:0 [SEP]:0", BERT_PAIR), lowercase=lowercase).to_str())
 
 
 @cache
@@ -326,24 +296,17 @@ def sentencepiece_json(model_type: str, legacy: bool) -> Files:
     """The tokenizer.json of Llama 2 or Mistral, where normalizers write the spaces."""
 
     def write(folder: Path) -> None:
-        roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-        listed = {str(i): decoder_entry(name) for i, name in enumerate(["<unk>", "<s>", "</s>"])}
+        names = ["<unk>", "<s>", "</s>"]
+        roles = dict(zip(("unk_token", "bos_token", "eos_token"), names, strict=True))
+        listed = {str(i): decoder_entry(name) for i, name in enumerate(names)}
         listed["900"] = decoder_entry("[INST]", special=False)
-        write_config(
-            folder,
-            model_type,
-            "LlamaTokenizer",
-            legacy=legacy,
-            added_tokens_decoder=listed,
-            add_bos_token=True,
-            **roles,
-        )
+        options: dict[str, Any] = {"legacy": legacy, "added_tokens_decoder": listed, "add_bos_token": True}
+        write_config(folder, model_type, "LlamaTokenizer", **options, **roles)
         inner = Tokenizer(bpe_of(bpe_model(), "<unk>"))
         inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
         steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         inner.decoder = decoders.Sequence(steps)
         inner.post_processor = template("<s>", 1)
-        names = ["<unk>", "<s>", "</s>"]
         inner.add_tokens([AddedToken(name, special=True, normalized=False) for name in names])
         inner.save(str(folder / "tokenizer.json"))
 
@@ -357,17 +320,11 @@ def qwen(model_type: str, described: bool) -> Files:
     def write(folder: Path) -> None:
         names = [*QWEN_NAMES, *(["<think>", "</think>"] if model_type == "qwen3" else [])]
         listed = {str(750 + i): decoder_entry(n, special=not n.endswith("think>")) for i, n in enumerate(names)}
+        roles = {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": GPT2_END, "unk_token": None}
         write_config(
-            folder,
-            model_type,
-            "Qwen2Tokenizer",
-            add_prefix_space=False,
-            added_tokens_decoder=listed,
-            additional_special_tokens=QWEN_NAMES[1:],
-            bos_token=None,
-            eos_token="<|im_end|>",
-            pad_token=GPT2_END,
-            unk_token=None,
+            *(folder, model_type, "Qwen2Tokenizer"),
+            **{"add_prefix_space": False, "added_tokens_decoder": listed},
+            **{"additional_special_tokens": QWEN_NAMES[1:], **roles},
             chat_template=[{"name": "tools", "template": "T"}, {"name": "default", "template": "D"}],
         )
         base = byte_level_json(QWEN2_WORDS, 750, ())
@@ -420,6 +377,7 @@ def olmo2(folder: Path) -> None:
 
 
 BERT_NAMES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+BERT_PAIR = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
 
 
 def bert(model_type: str, tokenizer_class: str | None, lowercase: bool, described: bool, **values: Any) -> Files:
@@ -427,18 +385,13 @@ def bert(model_type: str, tokenizer_class: str | None, lowercase: bool, describe
         if tokenizer_class is not None:
             values["do_lower_case"] = lowercase
         write_config(folder, model_type, tokenizer_class, **values)
-        inner = Tokenizer.from_str(word_pieces(lowercase, BERT_NAMES).to_str())
+        inner = Tokenizer.from_str(word_pieces_json(lowercase))
         ids = inner.get_vocab()
         if not described:
             lines = [*sorted(ids, key=lambda piece: ids[piece]), ""]
             (folder / "vocab.txt").write_text("\n".join(lines), encoding="utf-8")
             return
         inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in BERT_NAMES])
-        inner.post_processor = processors.TemplateProcessing(
-            single="[CLS]:0 $A:0 [SEP]:0",
-            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-            special_tokens=[(name, ids[name]) for name in ("[CLS]", "[SEP]")],
-        )
         inner.enable_truncation(max_length=8)
         inner.enable_padding(length=8, pad_id=0, pad_token="[PAD]")
         inner.save(str(folder / "tokenizer.json"))
@@ -531,46 +484,40 @@ def marian(folder: Path) -> None:
 
 
 S = ["<s>", "</s>", "<unk>"]
+NEOX = [GPT2_END, "<|padding|>"]
+GEMMA = ["<bos>", "<eos>", "<mask>", "<start_of_turn>"]
+T5 = ["</s>", "<pad>", "<extra_id_0>", "<extra_id_99>"]
+BERT = list(BERT_NAMES)
 FORMS = {
     "gpt2 tokenizer.json": Form("gpt2", gpt2_file, [GPT2_END]),
     "gpt2 vocab.json": Form("gpt2", gpt2_vocabulary, [GPT2_END]),
-    "gpt_neox tokenizer.json": Form("gpt_neox", gpt_neox(True), [GPT2_END, "<|padding|>"]),
-    "gpt_neox vocab.json": Form("gpt_neox", gpt_neox(False), [GPT2_END, "<|padding|>"]),
+    "gpt_neox tokenizer.json": Form("gpt_neox", gpt_neox(True), NEOX),
+    "gpt_neox vocab.json": Form("gpt_neox", gpt_neox(False), NEOX),
     "llama 3 tokenizer.json": Form("llama", llama3, ["<|begin_of_text|>", "<|eot_id|>"]),
     "llama tokenizer.model": Form("llama", sentencepiece_file("llama", None), [*S, "<sep>", "<0x0A>"]),
     "llama tokenizer.model, legacy": Form("llama", sentencepiece_file("llama", True), [*S, "<sep>"]),
     "llama tokenizer.json": Form("llama", sentencepiece_json("llama", False), [*S, "[INST]"]),
-    "llama tokenizer.json, legacy": Form("llama", sentencepiece_json("llama", True), [*S, "[INST]"]),
     "mistral tokenizer.model": Form("mistral", sentencepiece_file("mistral", None), [*S, "<sep>"]),
-    "mistral tokenizer.json": Form("mistral", sentencepiece_json("mistral", True), [*S, "[INST]"]),
-    "qwen2 tokenizer.json": Form("qwen2", qwen("qwen2", True), QWEN_NAMES),
+    "mistral tokenizer.json, legacy": Form("mistral", sentencepiece_json("mistral", True), [*S, "[INST]"]),
     "qwen2 vocab.json": Form("qwen2", qwen("qwen2", False), QWEN_NAMES),
     "qwen3 tokenizer.json": Form("qwen3", qwen("qwen3", True), [*QWEN_NAMES, "<think>"]),
-    "qwen3 vocab.json": Form("qwen3", qwen("qwen3", False), [*QWEN_NAMES, "<think>"]),
-    "gemma tokenizer.json": Form("gemma", gemma(True), ["<bos>", "<eos>", "<mask>", "<start_of_turn>"]),
-    "gemma tokenizer.model": Form("gemma", gemma(False), ["<bos>", "<eos>", "<mask>", "<start_of_turn>"]),
+    "gemma tokenizer.json": Form("gemma", gemma(True), GEMMA),
+    "gemma tokenizer.model": Form("gemma", gemma(False), GEMMA),
     "olmo2 tokenizer.json": Form("olmo2", olmo2, [GPT2_END, "|||EMAIL|||"]),
-    "bert tokenizer.json": Form("bert", bert("bert", "BertTokenizer", False, True), list(BERT_NAMES)),
-    "bert vocab.txt": Form("bert", bert("bert", None, True, False), list(BERT_NAMES)),
+    "bert tokenizer.json": Form("bert", bert("bert", "BertTokenizer", False, True), BERT),
+    "bert vocab.txt": Form("bert", bert("bert", None, True, False), BERT),
     "bert vocab.txt, cased": Form(
-        "bert", bert("bert", "BertTokenizer", False, False, tokenize_chinese_chars=False), list(BERT_NAMES)
-    ),
-    "distilbert tokenizer.json": Form(
-        "distilbert", bert("distilbert", "DistilBertTokenizer", True, True), list(BERT_NAMES)
+        "bert", bert("bert", "BertTokenizer", False, False, tokenize_chinese_chars=False), BERT
     ),
     "distilbert vocab.txt": Form(
-        "distilbert", bert("distilbert", "DistilBertTokenizer", True, False, strip_accents=False), list(BERT_NAMES)
+        "distilbert", bert("distilbert", "DistilBertTokenizer", True, False, strip_accents=False), BERT
     ),
-    "electra tokenizer.json": Form("electra", bert("electra", "ElectraTokenizer", True, True), list(BERT_NAMES)),
-    "electra vocab.txt": Form(
-        "electra", bert("electra", "ElectraTokenizer", False, False, strip_accents=True), list(BERT_NAMES)
-    ),
+    "electra vocab.txt": Form("electra", bert("electra", "ElectraTokenizer", False, False, strip_accents=True), BERT),
     "roberta tokenizer.json": Form("roberta", roberta("roberta", True), [*S, "<mask>"]),
     "roberta vocab.json": Form("roberta", roberta("roberta", False), [*S, "<mask>"]),
-    "modernbert tokenizer.json": Form("modernbert", modernbert, list(BERT_NAMES)),
-    "t5 tokenizer.json": Form("t5", t5(True), ["</s>", "<pad>", "<extra_id_0>", "<extra_id_99>"]),
-    "t5 spiece.model": Form("t5", t5(False), ["</s>", "<pad>", "<extra_id_0>", "<extra_id_99>"]),
-    "bart tokenizer.json": Form("bart", roberta("bart", True), [*S, "<mask>"]),
+    "modernbert tokenizer.json": Form("modernbert", modernbert, BERT),
+    "t5 tokenizer.json": Form("t5", t5(True), T5),
+    "t5 spiece.model": Form("t5", t5(False), T5),
     "bart vocab.json": Form("bart", roberta("bart", False), [*S, "<mask>"]),
     "marian": Form("marian", marian, ["</s>", "<unk>", "<pad>"]),
 }
