@@ -66,7 +66,7 @@ def tuned(
     return made(folder / "run", recipe, base.tokenizer, biases=0.05)
 
 
-def head(kind: str = "classification", **values: Any) -> dict[str, Any]:
+def head(kind: str = "classification", /, **values: Any) -> dict[str, Any]:
     return {"kind": kind, **values}
 
 
@@ -74,11 +74,11 @@ def back(folder: Path) -> LoadedModel:
     return load_run(str(import_to_cache(str(folder))), CPU)
 
 
-def close(found: torch.Tensor, wanted: list[list[float]]) -> None:
+def close(found: torch.Tensor, wanted: list[Any]) -> None:
     torch.testing.assert_close(found.float(), torch.tensor(wanted), rtol=1e-4, atol=1e-4)
 
 
-THREE = {"task": "class", "labels": ("bad", "so so", "good")}
+THREE: dict[str, Any] = {"task": "class", "labels": ("bad", "so so", "good")}
 TANH = {**THREE, "dense": "tanh"}
 MEAN = {**THREE, "pool": "mean"}
 OWN = {"bert": "tanh", "roberta": "tanh", "distilbert": "relu", "electra": "gelu"}
@@ -123,14 +123,14 @@ def test_classifiers_of_any_head(body: str, kind: str, tmp_path: Path, bases: Ba
         assert found.label == (pytest.approx(one.label) if HEADS[kind]["task"] == "number" else one.label)
         assert found.probabilities == pytest.approx(one.probabilities, abs=1e-6)
     if HEADS[kind]["task"] == "number":
-        close(executed(tmp_path / "out", texts=TEXTS)["numbers"], [float(one.label) for one in wanted])  # type: ignore[arg-type]
+        close(executed(tmp_path / "out", texts=TEXTS)["numbers"], [one.label for one in wanted])
     else:
         probabilities = executed(tmp_path / "out", texts=TEXTS)["probabilities"]
         close(probabilities, [list(one.probabilities.values()) for one in wanted])
 
 
 def test_thresholds_are_in_the_note(tmp_path: Path, bases: Bases) -> None:
-    labels = {"task": "multi", "labels": ("a", "b", "c"), "thresholds": (0.1, 0.9, 0.9)}
+    labels: dict[str, Any] = {"task": "multi", "labels": ("a", "b", "c"), "thresholds": (0.1, 0.9, 0.9)}
     run = tuned(tmp_path, "bert", bases, head(**labels, dense="tanh"))
     export(str(run), tmp_path / "out")
     assert back(tmp_path / "out").recipe.objective.thresholds == (0.1, 0.9, 0.9)  # type: ignore[union-attr]
@@ -224,7 +224,7 @@ def test_a_note_names_no_files_and_no_labels_but_those_of_transformers(tmp_path:
 # Tags and answers
 
 WORDS = [["Tom", "and", "Anna", "went", "to", "the", "old", "harbour", "."], ["a"], ["It", "rained", "漢字", "Why"]]
-TAGS = {"labels": ("O", *(f"{part}-{name}" for name in ("PER", "LOC", "ORG", "BOAT") for part in "BI"))}
+TAGS: dict[str, Any] = {"labels": ("O", *(f"{part}-{name}" for name in ("PER", "LOC", "ORG", "BOAT") for part in "BI"))}
 
 
 @pytest.mark.parametrize(("body", "crf"), [("bert", False), ("modernbert", False), ("llama", True)])
@@ -235,7 +235,7 @@ def test_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
     assert exported.architecture.endswith("ForTokenClassification") == own
     table = tmp_path / "words.jsonl"
     table.write_text("\n".join(json.dumps({"tokens": words, "tags": ["O"] * len(words)}) for words in WORDS))
-    wanted = [cells[0] for _, cells in predict_table_lazily(load_run(str(run), CPU), str(table)).rows]
+    wanted: list[Any] = [cells[0] for _, cells in predict_table_lazily(load_run(str(run), CPU), str(table)).rows]
     assert [cells[0] for _, cells in predict_table_lazily(back(tmp_path / "out"), str(table)).rows] == wanted
     assert [executed(tmp_path / "out", words=words)["tags"] for words in WORDS] == wanted
     assert len({tag for tags in wanted for tag in tags}) > 1

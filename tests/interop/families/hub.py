@@ -21,7 +21,7 @@ def named(names: str, sizes: Sequence[int]) -> dict[str, int]:
     return dict(zip(names.split(), sizes, strict=False))
 
 
-def file_of(architecture: str, model_type: str, *parts: File, **own: Any) -> File:
+def file_of(architecture: str, model_type: str, /, *parts: Any, **own: Any) -> File:
     """A configuration. parts: keys that several have; `...` takes one away."""
     found: File = {"architectures": [architecture], "model_type": model_type, **SAVED}
     for part in (*parts, own):

@@ -30,7 +30,8 @@ from lmtool.interop.published_models import GgufModel
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.transformer import Transformer
-from tests.support.peers import YARN, byte_cut, byte_level, peer, random_model
+from tests.support.peers import YARN, peer, random_model
+from tests.support.published_tokenizers import byte_cut, byte_level
 
 VOCAB = 320
 TEXT = "The cat sat on the mat. The dog didn't; 12 dogs ran 345 miles, and the cat saw them all in the end."
@@ -366,7 +367,7 @@ def test_byte_level_tokens_are_those_of_the_original(tmp_path: Path, pre: str) -
         tmp_path / "model.gguf", lambda writer: add_byte_tokenizer(writer, original, pre, add_bos_token=False)
     )
     ours, theirs = tokenizer_in(read), AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
-    template = {"chat_template": "{% for message in messages %}{{ message }}{% endfor %}"}
+    template: dict[str, Any] = {"chat_template": "{% for message in messages %}{{ message }}{% endfor %}"}
     again = saved(tmp_path / "again.gguf", model_of("llama"), original, unk_token="<|pad|>", **template)
     for text in [*TEXTS, "<|begin|>a<|end|>", unicodedata.normalize("NFD", "é")]:
         ids = ours.encode(text).ids

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from tests.support.peers import byte_cut, byte_level, word_pieces
+from tests.support.published_tokenizers import byte_cut, byte_level, word_pieces
 
 ROOT = Path(__file__).parents[3]
 GPT2_END = "<|endoftext|>"
@@ -168,7 +168,7 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
 
 
-def write_config(folder: Path, model_type: str, tokenizer_class: str | None, **values: Any) -> None:
+def write_config(folder: Path, model_type: str, tokenizer_class: str | None, /, **values: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", {"model_type": model_type})
     if tokenizer_class is not None:
@@ -321,12 +321,10 @@ def qwen(model_type: str, described: bool) -> Files:
         names = [*QWEN_NAMES, *(["<think>", "</think>"] if model_type == "qwen3" else [])]
         listed = {str(750 + i): decoder_entry(n, special=not n.endswith("think>")) for i, n in enumerate(names)}
         roles = {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": GPT2_END, "unk_token": None}
-        write_config(
-            *(folder, model_type, "Qwen2Tokenizer"),
-            **{"add_prefix_space": False, "added_tokens_decoder": listed},
-            **{"additional_special_tokens": QWEN_NAMES[1:], **roles},
-            chat_template=[{"name": "tools", "template": "T"}, {"name": "default", "template": "D"}],
-        )
+        values: dict[str, Any] = {"add_prefix_space": False, "added_tokens_decoder": listed, **roles}
+        values["additional_special_tokens"] = QWEN_NAMES[1:]
+        values["chat_template"] = [{"name": "tools", "template": "T"}, {"name": "default", "template": "D"}]
+        write_config(folder, model_type, "Qwen2Tokenizer", **values)
         base = byte_level_json(QWEN2_WORDS, 750, ())
         write_vocabulary(folder, base)
         if described:
