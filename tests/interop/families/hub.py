@@ -73,7 +73,6 @@ def like_llama(
 GPT2: dict[str, Any] = {**named(OURS, (12, 768, 12, 1024, 50257, 3072)), "activation": "gelu-tanh", "dropout": 0.1}
 DECODERS: dict[str, tuple[File, dict[str, Any]]] = {
     "gpt2": (GPT2_FILE, GPT2),
-    "distilgpt2": ({**GPT2_FILE, **LABELS, "_num_labels": 2, "n_layer": 6}, {**GPT2, "n_layers": 6}),
     "SmolLM2-135M": like_llama(
         "Llama",
         "llama",
@@ -238,8 +237,7 @@ MODERN: File = {
 }
 BERT_HEAD = "cls.predictions.transform.dense.weight"
 ENCODERS: dict[str, tuple[str, File]] = {
-    "bert-base-uncased": (BERT_HEAD, file_of("BertForMaskedLM", "bert", BASE)),
-    "bert-base-multilingual-cased": (BERT_HEAD, file_of("BertForMaskedLM", "bert", BASE, POOLER, vocab_size=119547)),
+    "bert-base-uncased": (BERT_HEAD, file_of("BertForMaskedLM", "bert", BASE, POOLER)),
     "sentence-transformers/all-MiniLM-L6-v2": (
         "bert.pooler.dense.weight",
         file_of("BertModel", "bert", BASE, hidden_size=384, intermediate_size=1536, num_hidden_layers=6),

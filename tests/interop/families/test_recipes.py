@@ -1,6 +1,6 @@
 """Recipes in the terms of families: the same logits in Transformers, or each key that stands in the way."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,66 +60,44 @@ def test_each_family_is_the_first_that_expresses_its_own(name: str) -> None:
     assert first(model, objective) == HUB[name][0]["model_type"]
 
 
+FLAGS = (True, False)
+ROTARY: dict[str, Any] = {"kind": "rotary"}
+SCALED = {"factor": 2.0, "original_context": 16}
+ONE_KEY: dict[str, Sequence[Any]] = {
+    **{"vocab_size": (None,), "shape": ("prefix", "encoder", "encoder-decoder"), "n_kv_heads": (1, 4)},
+    **{"d_ff": (20, None, 0), "context": (40,), "qk_norm": ("none", "head", "joint"), "dropout": (0.1,)},
+    "activation": ("relu", "relu-squared", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact"),
+    "position": (
+        *({"kind": kind} for kind in ("learned", "sinusoidal", "alibi", "relative", "rotary", "none")),
+        *({"kind": "learned", "size": 50}, {"kind": "learned", "offset": 2}),
+        *({**ROTARY, "theta": 500.0}, {**ROTARY, "share": 0.5}),
+        {**ROTARY, "scaling": {"kind": "linear", "factor": 2.0}},
+        *({**ROTARY, "scaling": {"kind": kind, **SCALED}} for kind in ("llama3", "yarn")),
+    ),
+    "pattern": [
+        {"kind": "window", "size": 5, **more}
+        for more in ({}, {"dilation": 2}, {"global_tokens": 1}, {"full_layers": [1]}, {"full_layers": [0, 1]})
+    ],
+    "norm": (
+        *({"kind": kind, "place": place} for kind in ("layer", "rms") for place in ("pre", "post", "output")),
+        *({"kind": "rms", "unit_offset": True}, {"kind": "rms", "eps": 1e-3}, {"kind": "none"}),
+        *({"kind": "layer", **more} for more in ({"eps": 1e-3}, {"embedding": True}, {"first": False})),
+        *({"kind": "layer", "bias": flag} for flag in FLAGS),
+    ),
+    **dict.fromkeys(("parallel", "bias", "qkv_bias", "tie_embeddings", "scale_embedding"), FLAGS),
+    **dict.fromkeys(("head_bias", "x0", "smear", "scale_head", "head_transform", "share_layers"), (True,)),
+    **dict.fromkeys(("separate_inputs", "span_boundary_head"), (True,)),
+    **{"residual": (False,), "causal_mask": (False,), "attention_gate": ("headwise",), "n_segments": (2,)},
+}
 CHANGES: list[dict[str, Any]] = [
     {},
-    {"vocab_size": None},
-    *({"shape": shape} for shape in ("prefix", "encoder", "encoder-decoder")),
+    *({key: value} for key, values in ONE_KEY.items() for value in values),
     *({"n_heads": 2, "head_width": width} for width in (6, 16)),
     {"n_heads": 3, "n_kv_heads": None, "head_width": 4},
-    *({"n_kv_heads": number} for number in (1, 4)),
-    {"d_ff": 20},
-    {"d_ff": None},
-    {"context": 40},
-    *(
-        {"activation": one}
-        for one in ("relu", "relu-squared", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact")
-    ),
-    *({"position": {"kind": kind}} for kind in ("learned", "sinusoidal", "alibi", "relative", "rotary", "none")),
-    {"position": {"kind": "learned", "size": 50}},
-    {"position": {"kind": "learned", "offset": 2}},
-    {"position": {"kind": "rotary", "theta": 500.0}},
-    {"position": {"kind": "rotary", "share": 0.5}},
-    {"position": {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}}},
-    {"position": {"kind": "rotary", "scaling": {"kind": "llama3", "factor": 2.0, "original_context": 16}}},
-    {"position": {"kind": "rotary", "scaling": {"kind": "yarn", "factor": 2.0, "original_context": 16}}},
-    {"pattern": {"kind": "window", "size": 5}},
-    {"pattern": {"kind": "window", "size": 5, "dilation": 2}},
-    {"pattern": {"kind": "window", "size": 5, "global_tokens": 1}},
-    {"pattern": {"kind": "window", "size": 5, "full_layers": [1]}},
-    {"pattern": {"kind": "window", "size": 5, "full_layers": [0, 1]}},
     *({"score": score, "n_kv_heads": None, "qk_norm": "none"} for score in ("dot", "bilinear", "additive")),
-    *({"qk_norm": kind} for kind in ("none", "head", "joint")),
-    *({"parallel": flag} for flag in (True, False)),
-    *({"norm": {"kind": "layer", "place": place}} for place in ("pre", "post", "output")),
-    *({"norm": {"kind": "rms", "place": place}} for place in ("pre", "post", "output")),
-    {"norm": {"kind": "rms", "unit_offset": True}},
-    {"norm": {"kind": "rms", "eps": 1e-3}},
-    {"norm": {"kind": "layer", "eps": 1e-3}},
-    {"norm": {"kind": "layer", "embedding": True}},
-    {"norm": {"kind": "layer", "first": False}},
-    *({"norm": {"kind": "layer", "bias": flag}} for flag in (True, False)),
-    *({"bias": flag} for flag in (True, False)),
     {"bias": True, "head_bias": True},
-    *({"qkv_bias": flag} for flag in (True, False)),
-    *({"tie_embeddings": flag} for flag in (True, False)),
-    {"head_bias": True},
-    {"x0": True},
-    {"smear": True},
-    {"attention_gate": "headwise"},
-    *({"scale_embedding": flag} for flag in (True, False)),
     {"embedding_width": 8, "tie_embeddings": False},
-    {"scale_head": True},
-    {"head_transform": True},
-    {"dropout": 0.1},
-    {"d_ff": 0},
-    {"residual": False},
-    {"norm": {"kind": "none"}},
-    {"causal_mask": False},
-    {"share_layers": True},
-    {"separate_inputs": True},
-    {"n_segments": 2},
     {"n_segments": 0, "next_sentence_head": True},
-    {"span_boundary_head": True},
 ]
 """Changes of a model, one of each kind of key."""
 REFUSED_BY_ALL = {"position.kind", "norm.place", "x0", "attention_gate"}
