@@ -35,12 +35,6 @@ from tests.support.peers import BODIES, CASES, CORPUS, TEXTS, brought, peer_in, 
 CANNOT_MOUNT = 77
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
-
-
 @pytest.mark.parametrize("case", ["gpt2", "t5"])
 def test_a_model_in_several_files_and_in_half_precision_is_the_same(case: str, tmp_path: Path) -> None:
     peer = peer_in(tmp_path / "model", case, max_shard_size="30KB", dtype=torch.bfloat16)

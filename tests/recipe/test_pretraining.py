@@ -12,10 +12,8 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import CharTokenizer
 from tests.recipe.reading import value as value_of
 
-PROSE = TextStatistics(
-    **{"is_list": False, "is_stream": True, "documents": 1, "alphabet": 90, "new_words": 0.03},
-    **dict.fromkeys(("characters", "n_bytes", "longest"), 1_000_000),
-)
+MILLION = 10**6
+PROSE = TextStatistics(False, True, 1, MILLION, MILLION, longest=MILLION, alphabet=90, new_words=0.03)
 NAMES = replace(PROSE, is_list=True, is_stream=False, documents=32_000, characters=200_000, n_bytes=200_000, longest=15)
 CAPTIONS = replace(PROSE, is_list=True, is_stream=False, documents=15_000, longest=200)
 STORIES = replace(PROSE, is_stream=False, documents=4000, new_words=0.0)

@@ -123,9 +123,9 @@ TEXTS = [
 ] * 3
 
 
-def publish(folder: Path, name: str, **changes: Any) -> Path:
+def publish(folder: Path, of: str | Published, **changes: Any) -> Path:
     """Writes the tokenizer of a published model as its folder has it."""
-    own = PUBLISHED[name]
+    own = PUBLISHED[of] if isinstance(of, str) else of
     inner = _trained(own.kind, own.specials)
     if own.bos in ("<|begin_of_text|>", "<s>", "<bos>"):
         tokens = [(own.bos, inner.token_to_id(own.bos))]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.tokenizer import Tokenizer
-from tests.tokenization.chat_templates import PUBLISHED, Published, publish
+from tests.tokenization.chat_templates import PUBLISHED, publish
 
 QWEN = """{%- if tools %}
 {{- '<|im_start|>system\\nYou may call:\\n' }}
@@ -118,5 +118,5 @@ def calling(folder: Path, name: str) -> ChatFormat:
     """The format of a model that calls functions."""
     own = CALLING[name]
     base = PUBLISHED[own.model]
-    PUBLISHED["calling"] = Published(*base)._replace(template=own.template, specials=(*base.specials, *own.specials))
-    return ChatFormat.from_tokenizer_or_plain(Tokenizer.load(publish(folder / name, "calling")))
+    calls = base._replace(template=own.template, specials=(*base.specials, *own.specials))
+    return ChatFormat.from_tokenizer_or_plain(Tokenizer.load(publish(folder / name, calls)))

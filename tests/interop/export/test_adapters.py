@@ -182,9 +182,8 @@ def test_the_name_of_the_base(tmp_path: Path) -> None:
     assert "`BASE`" not in card
 
 
-def test_an_imported_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_imported_base(tmp_path: Path) -> None:
     """Adapters of an imported model fit the original one."""
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     model, before, objective, *_ = CASES["llama"]
     first = made(tmp_path / "first", recipe_of(model, before, **DOCUMENTS), tokenizer_of())
     export(str(first), tmp_path / "original")

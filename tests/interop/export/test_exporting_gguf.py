@@ -31,10 +31,7 @@ GPT2 = recipe_of({**SMALL, "activation": "gelu-tanh"}, {"kind": "causal"}, data=
         (llama(), "q4_1", 0.5),
     ],
 )
-def test_what_is_written_is_read_back(
-    recipe: Recipe, quantization: Any, error: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+def test_what_is_written_is_read_back(recipe: Recipe, quantization: Any, error: float, tmp_path: Path) -> None:
     run = made(tmp_path / "run", recipe, tokenizer_of(), std=0.1)
     export_gguf_and_modelfile(str(run), tmp_path / "model.gguf", quantization)
     before = load_run(str(run), CPU)

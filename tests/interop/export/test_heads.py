@@ -28,12 +28,6 @@ TEXTS = ["Tom and Anna went to the old harbour.", "It rained", "the boats stayed
 """The last one is longer than the context."""
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
-
-
 Bases = Callable[[str], LoadedModel]
 
 

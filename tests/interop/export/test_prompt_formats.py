@@ -50,11 +50,6 @@ TEXTS = ["They waited", "", "  the rain <|stop|> [SEP] </s> walks ", "¿Qué? �
 TURNS = [("user", "They waited"), ("assistant", "for the rain"), ("user", "and then?"), ("assistant", "they walked")]
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-
-
 def answering(folder: Path, framed: Any, template: str, data: dict[str, Any]) -> Path:
     """A run that answers, fine-tuned from a published model or not."""
     objective = {"kind": "seq2seq"}
