@@ -55,7 +55,6 @@ Refused = Callable[[str], list[str]]
         ("n_layers: 2.5", "2.5 is not"),
         ("n_layers: 1e1", "10.0 is not a whole number above 0; write 10"),
         ("n_layers: 1_000", "'1_000' is not a whole number above 0; write 1000"),
-        ("n_layers: true", "true is not"),
         ("n_layers:", "null is not"),
         ("n_layers: {a: 2}", "{'a': 2} is not"),
         ("n_layers: " + "9" * 4500, "'" + "9" * 57 + "...' is not"),
@@ -68,7 +67,6 @@ Refused = Callable[[str], list[str]]
         ('activation: "\\e[31m"', "'\\x1b[31m' is not relu"),
         ("kind: gelu", "'gelu' is not transformer, "),
         ("norm: rms", "'rms' is not a mapping; write {kind: rms}"),
-        ("norm:", "null is not a mapping"),
     ],
 )
 def test_wrong_values_of_the_model(refused: Refused, line: str, message: str) -> None:
@@ -88,10 +86,8 @@ SURROGATE = "holds a character that UTF-8 cannot encode"
     ("line", "message"),
     [
         ("optimiser: {lr: 1}", "optimiser: unknown key; did you mean optimizer?"),
-        ("n_layers: 2", "n_layers: unknown key; did you mean model.n_layers?"),
         ('"\\e[0m": 2', "\\x1b[0m: unknown key; known here: description"),
         ("schedule: {kind: [1]}", "schedule.kind: [1] is not constant, linear, "),
-        ("optimizer: [1]", "optimizer: [1] is not a mapping"),
         ("optimizer: {kind: sgd}", "optimizer.lr: missing; a number above 0"),
         ("optimizer: {lr: .inf}", "optimizer.lr: inf is not a finite number"),
         ("optimizer: {lr: 1" + "0" * 400 + "}", "optimizer.lr: the number is too large; at most 9007199254740992"),
@@ -101,13 +97,11 @@ SURROGATE = "holds a character that UTF-8 cannot encode"
         ("optimizer: {kind: muon, adamw: {lr: -1}}", "optimizer.adamw.lr: -1 is not a number above 0"),
         ("optimizer: {kind: muon, adamw: {kind: adam}}", "optimizer.adamw.kind: 'adam' is not adamw"),
         ("data: {train: [a, 3]}", "data.train: ['a', 3] is not text or a list of texts"),
-        ("data: {column: 3}", "data.column: 3 is not text"),
         ('"a\\udcffb": {kind: 2}', f"a\\udcffb: {SURROGATE}"),
         ('data: {"\\ud800": 1}', f"data.\\ud800: {SURROGATE}"),
         ('data: {mixture: {"\\ud800": 1}}', f"data.mixture.\\ud800: {SURROGATE}"),
         ('optimizer: {kind: "\\ud800"}', f"optimizer.kind: {SURROGATE}"),
         ("tokenizer: {sentinels: 4294967296}", "tokenizer.sentinels: 4294967296 is not a whole number"),
-        ("tokenizer: {vocab_size: 3}", "tokenizer.vocab_size: 3 is not a whole number of at least 300"),
         ('description: "\\U00110000"', "not YAML"),
     ],
 )

@@ -179,20 +179,15 @@ def test_relative_values_add_up_in_order_and_values_inside_mappings_have_their_o
     ("override", "message"),
     [
         ("steps=5", "unknown key; did you mean training.steps?"),
-        ("optimiser.lr=5", "unknown key; did you mean optimizer.lr?"),
         ("training.steps.x=5", "unknown key; did you mean training.steps?"),
         ("x=5", "unknown key"),
         ("lr=5", "unknown key; did you mean optimizer.lr or optimizer.adamw.lr?"),
-        ("training..steps=5", "unknown key; did you mean training.steps?"),
         ("training.steps", "write KEY=VALUE, such as training.steps=500"),
         ("=5", "write KEY=VALUE, such as training.steps=500"),
-        ("training.steps=", "training.steps: null "),
         ("training.steps=1e3", "training.steps: 1000.0 is not a whole number above 0; write 1000"),
         ("training.steps=+abc", "training.steps: '+abc' "),
         ("training.micro_batch=+4", "training.micro_batch: +4 adds to a number, and this is 'auto'"),
-        ("optimizer=sgd", "optimizer: 'sgd' is not a mapping; write {kind: sgd}"),
         ("optimizer.momentum=0.9", "optimizer.momentum: unknown key for kind adamw; sgd and muon have it"),
-        ("tokenizer.kind=file", "tokenizer.path: missing; text"),
         ("model.norm={knd: rms}", "model.norm.knd: unknown key; did you mean model.norm.kind?"),
         ("training.steps=[1", "not YAML: "),
         ("model.d_model=5", "model.n_heads: 4 does not divide d_model 5"),
@@ -200,14 +195,10 @@ def test_relative_values_add_up_in_order_and_values_inside_mappings_have_their_o
         ("training.steps=5\x1b[31m", "not YAML: the character U+001B"),
     ],
 )
-def test_mistakes_of_overrides_name_the_override(file: str, override: str, message: str) -> None:
+def test_mistakes_of_overrides_and_flags_name_them(file: str, override: str, message: str) -> None:
+    assert mistakes(file, [Setting("seed", -1, "--seed")])[0].startswith("--seed: seed: -1 ")
     (line,) = mistakes(file, [override])
     assert line.startswith(f"-s {override.replace(chr(27), chr(92) + 'x1b')}: {message}")
-
-
-def test_mistakes_of_flags_name_the_flag(file: str) -> None:
-    (line,) = mistakes(file, [Setting("seed", -1, "--seed")])
-    assert line.startswith("--seed: seed: -1 ")
 
 
 ALONE = "kind: masked, next_sentence: false"
@@ -238,11 +229,16 @@ def test_ways_of_masking_that_do_not_go_together(overrides: Sequence[str], key: 
 
 
 def test_another_kind_drops_what_it_does_not_have_and_keeps_the_rest(file: str) -> None:
+    """And a part without a kind is of the default kind."""
     resolved = load(file, ["optimizer.kind=sgd", "schedule.kind=linear", "model.position.kind=none"])
     assert resolved.recipe.optimizer == Sgd(kind="sgd", lr=1e-3)
     assert resolved.recipe.schedule == Linear(kind="linear", warmup_steps=10, final_fraction=0.2)
     assert value(resolved.recipe, "model.position.kind") == "none"
     assert resolved.origins["optimizer.lr"] == "mine.yaml:14"
+    resolved = load(file, ["tokenizer.vocab_size=5000"])
+    assert (value(resolved.recipe, "tokenizer.kind"), resolved.origins["tokenizer.kind"]) == ("bpe", "default")
+    word_piece = load(file, ["tokenizer.vocab_size=5000", "tokenizer.kind=wordpiece"]).recipe.tokenizer
+    assert word_piece == WordPieceTokenizer(kind="wordpiece", vocab_size=5000)
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -257,14 +253,6 @@ def test_another_kind_hides_no_typo_of_the_recipe(file: str) -> None:
     Path("x.yaml").write_text(RECIPE.replace("beta1", "betta"))
     (line,) = mistakes("x.yaml", ["optimizer.kind=sgd"])
     assert line.startswith("x.yaml:15: optimizer.betta: unknown key")
-
-
-def test_a_part_without_a_kind_is_of_the_default_kind(file: str) -> None:
-    resolved = load(file, ["tokenizer.vocab_size=5000"])
-    assert value(resolved.recipe, "tokenizer.kind") == "bpe"
-    assert resolved.origins["tokenizer.kind"] == "default"
-    word_piece = load(file, ["tokenizer.vocab_size=5000", "tokenizer.kind=wordpiece"]).recipe.tokenizer
-    assert word_piece == WordPieceTokenizer(kind="wordpiece", vocab_size=5000)
 
 
 KEYS = st.sampled_from([*iterate_dotted_keys(Recipe), "", "x", "model..n_layers", "training.steps.x"])
