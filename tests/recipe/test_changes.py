@@ -17,7 +17,7 @@ from lmtool.recipe.dump import iterate_values
 from lmtool.recipe.grammar import iterate_dotted_keys, specs_by_kind, specs_with_key
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
-from tests.recipe.covering import covering
+from tests.recipe.reading import covering
 
 PAGE = Path(__file__).parents[2] / "docs" / "runs.md"
 WHOLE = {"model", "objective", "tokenizer", "tuning", "distillation", "optimizer", "schedule"}

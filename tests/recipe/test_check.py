@@ -117,6 +117,7 @@ def test_wrong_parts(refused: Refused, line: str, message: str) -> None:
         ("  steps: 100\n", "", "r.yaml:7: training.steps: missing; a whole number above 0"),
         ("  kind: transformer\n", "", "r.yaml:1: model.kind: missing; transformer, "),
         ("training:\n  steps: 100\n  batch_size: 8\n", "", "r.yaml:1: training: missing; it needs steps, batch_size"),
+        ("n_heads", "n_haeds", "r.yaml:5: model.n_haeds: unknown key; did you mean n_heads?"),
     ],
 )
 def test_missing_keys(refused: Refused, old: str, new: str, message: str) -> None:

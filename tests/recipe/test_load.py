@@ -27,8 +27,7 @@ from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import WordPieceTokenizer
 from lmtool.recipe.spec.training import Linear, Sgd
-from tests.recipe.covering import covering
-from tests.recipe.reading import RECIPE, mistakes, value
+from tests.recipe.reading import RECIPE, covering, mistakes, value
 from tests.support.errors import refuses
 from tests.support.examples import examples
 

@@ -1,12 +1,14 @@
 """The table of published families, random models of Transformers of each with their tokenizers, as on the Hub, and the
 runs that they become."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+import yaml
 from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
@@ -46,122 +48,105 @@ TOKENIZERS: dict[str, tuple[Tokenizer, dict[str, str]]] = {
 
 # Models
 
-PLAIN: dict[str, Any] = {
-    **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
-    "max_position_embeddings": 128,
-}
-GROUPED = {**PLAIN, "num_key_value_heads": 2}
-UNTIED, TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
-WINDOWS = {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 4}
-ONE_SEGMENT = {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-MPT = {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128}
-BLOOM = {"hidden_size": 32, "n_layer": 2, "n_head": 4}
-DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 128}
-MODERN = {**PLAIN, "num_hidden_layers": 4, "local_attention": 8, "reference_compile": False}
-T5: dict[str, Any] = {
-    **{"d_model": 32, "d_kv": 6, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
-    **{"relative_attention_num_buckets": 6, "relative_attention_max_distance": 12},
-}
-BART: dict[str, Any] = {
-    **{"d_model": 32, "max_position_embeddings": 128, "decoder_start_token_id": 0, "forced_eos_token_id": None},
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 48),
-}
-
-
-def rope(kind: str = "default", **more: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 100.0, **more}}
-
-
-YARN = rope("yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=4.0)
-LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
-BIASES = {"attention_bias": True, "mlp_bias": True}
-_CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "gpt2": GPT2,
-    "gpt2 untied, dot": {**GPT2, **UNTIED, "scale_attn_weights": False, "n_inner": 24, "activation_function": "relu"},
-    "llama": {**GROUPED, **rope()},
-    "llama with biases, tied": {**GROUPED, **BIASES, **TIED},
-    "llama of one group, geglu": {**PLAIN, "num_key_value_heads": 1, "hidden_act": "gelu"},
-    "llama, wide heads": {**GROUPED, "head_dim": 12, **rope()},
-    "llama, linear": {**GROUPED, **rope("linear", factor=2.0)},
-    "llama 3": {**GROUPED, **LLAMA3},
-    "llama, yarn": {**GROUPED, **YARN},
-    "llama, yarn, plain attention": {
-        **GROUPED,
-        "rope_parameters": {**YARN["rope_parameters"], "attention_factor": 1.0},
-    },
-    "mistral": {**GROUPED, **rope(), "sliding_window": 4},
-    "mistral without windows": {**GROUPED, "sliding_window": None, **TIED},
-    "qwen2": {**GROUPED, **rope(), **TIED},
-    "qwen2 with windows": {**GROUPED, **rope(), **WINDOWS, "max_window_layers": 2},
-    "qwen2, windows between": {
-        **{**GROUPED, **WINDOWS, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
-    },
-    "qwen2, windows everywhere": {**GROUPED, **WINDOWS, "max_window_layers": 0},
-    "qwen2, odd heads": {**GROUPED, "head_dim": 12},
-    "qwen3": {**GROUPED, **rope(), "head_dim": 12},
-    "qwen3 with windows": {**GROUPED, **WINDOWS, "max_window_layers": 1, "head_dim": 8},
-    "gemma": {**GROUPED, **rope(), "head_dim": 12},
-    "gemma untied": {**GROUPED, "head_dim": 8, "hidden_act": "gelu", **UNTIED},
-    "olmo2": {**GROUPED, **rope()},
-    "gpt_neox": {**PLAIN, **rope(partial_rotary_factor=0.25)},
-    "gpt_neox in sequence, tied": {**PLAIN, "use_parallel_residual": False, **TIED},
-    "gpt_neox, linear": {**PLAIN, **rope("linear", factor=2.0, partial_rotary_factor=0.5)},
-    "gpt_neox, yarn": {
-        **{**PLAIN, "rope_parameters": {**YARN["rope_parameters"], "partial_rotary_factor": 1.0}},
-        "hidden_act": "silu",
-    },
-    "phi3": {**GROUPED, "pad_token_id": 1, **rope(partial_rotary_factor=0.5)},
-    "phi3 with windows": {**GROUPED, "pad_token_id": 1, "sliding_window": 4, **TIED},
-    "starcoder2": {**GROUPED, **rope()},
-    "starcoder2 with windows": {**GROUPED, "sliding_window": 4, **UNTIED},
-    "stablelm": {**GROUPED, **rope(partial_rotary_factor=0.5)},
-    "stablelm with biases": {**GROUPED, "use_qkv_bias": True},
-    "stablelm, tied": {**PLAIN, "num_key_value_heads": 4, **TIED},
-    "bloom": BLOOM,
-    "bloom of six heads, untied": {**BLOOM, "hidden_size": 24, "n_head": 6, **UNTIED},
-    "mpt": MPT,
-    "mpt of six heads, untied": {**MPT, "d_model": 24, "n_heads": 6, **UNTIED},
-    "bert": PLAIN,
-    "bert with one segment and ReLU": {**PLAIN, "type_vocab_size": 1, "hidden_act": "relu"},
-    "bert, untied": {**PLAIN, **UNTIED},
-    "roberta": {**PLAIN, **ONE_SEGMENT},
-    "roberta, padded with 0": {**PLAIN, "pad_token_id": 0},
-    "xlm-roberta": {**PLAIN, **ONE_SEGMENT},
-    "eurobert": GROUPED,
-    "eurobert with biases, tied": {**PLAIN, **BIASES, **TIED},
-    "distilbert": DISTIL,
-    "distilbert, GELU by tanh": {**DISTIL, "activation": "gelu_new"},
-    "electra": {**PLAIN, "embedding_size": 16},
-    "electra, not narrow": {**PLAIN, "embedding_size": 32, **UNTIED},
-    "modernbert": MODERN,
-    "modernbert with biases": {**MODERN, **BIASES, "norm_bias": True, "classifier_bias": True},
-    "modernbert without output bias": {
-        **{**MODERN, "decoder_bias": False, "hidden_activation": "silu", "classifier_activation": "silu"},
-    },
-    "modernbert, full": {**MODERN, "layer_types": ["full_attention"] * 4},
-    "modernbert, windows": {**MODERN, "layer_types": ["sliding_attention"] * 4},
-    "modernbert, its windows first": {
-        **{**MODERN, "layer_types": [*["sliding_attention"] * 3, "full_attention"]},
-        **{"global_rope_theta": 500.0, "local_rope_theta": 20.0},
-    },
-    "t5": T5,
-    "t5 1.1": {**T5, "feed_forward_proj": "gated-gelu", **UNTIED},
-    "t5, gated by SiLU": {**T5, "feed_forward_proj": "gated-silu"},
-    "t5, gated by the exact GELU": {
-        **{**T5, "feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu", "layer_norm_epsilon": 1e-5},
-    },
-    "t5, tied without scale": {**T5, "scale_decoder_outputs": False},
-    "bart": BART,
-    "bart, scaled": {**BART, "scale_embedding": True, "activation_function": "relu"},
-    "marian": {**BART, "scale_embedding": True, "activation_function": "swish"},
-    "marian without scale": BART,
-    "pegasus": {**BART, "scale_embedding": True, "activation_function": "relu"},
-    "pegasus without scale": BART,
-}
-MODELS = {name: (name.split()[0].rstrip(","), config) for name, config in _CONFIGURATIONS.items()}
+_CONFIGURATIONS: dict[str, dict[str, Any]] = yaml.safe_load("""
+.plain: &plain {hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, intermediate_size: 48,
+  max_position_embeddings: 128}
+.grouped: &grouped {<<: *plain, num_key_value_heads: 2}
+.gpt2: &gpt2 {n_embd: 32, n_layer: 2, n_head: 4, n_positions: 128}
+.bloom: &bloom {hidden_size: 32, n_layer: 2, n_head: 4}
+.mpt: &mpt {d_model: 32, n_layers: 2, n_heads: 4, max_seq_len: 128}
+.distil: &distil {dim: 32, n_layers: 2, n_heads: 4, hidden_dim: 48, max_position_embeddings: 128}
+.modern: &modern {<<: *plain, num_hidden_layers: 4, local_attention: 8, reference_compile: false}
+.t5: &t5 {d_model: 32, d_kv: 6, d_ff: 48, num_layers: 2, num_heads: 4, decoder_start_token_id: 0,
+  relative_attention_num_buckets: 6, relative_attention_max_distance: 12}
+.bart: &bart {d_model: 32, max_position_embeddings: 128, decoder_start_token_id: 0, forced_eos_token_id: null,
+  encoder_layers: 2, decoder_layers: 2, encoder_attention_heads: 4, decoder_attention_heads: 4, encoder_ffn_dim: 48,
+  decoder_ffn_dim: 48}
+.rope: &rope {rope_parameters: {rope_type: default, rope_theta: 100.0}}
+.windows: &windows {num_hidden_layers: 3, use_sliding_window: true, sliding_window: 4}
+.biases: &biases {attention_bias: true, mlp_bias: true}
+gpt2: *gpt2
+"gpt2 untied, dot": {<<: *gpt2, tie_word_embeddings: false, scale_attn_weights: false, n_inner: 24,
+  activation_function: relu}
+llama: {<<: [*rope, *grouped]}
+"llama with biases, tied": {<<: [*biases, *grouped], tie_word_embeddings: true}
+"llama of one group, geglu": {<<: *grouped, num_key_value_heads: 1, hidden_act: gelu}
+"llama, wide heads": {<<: [*rope, *grouped], head_dim: 12}
+"llama, linear": {<<: *grouped, rope_parameters: {rope_type: linear, rope_theta: 100.0, factor: 2.0}}
+llama 3: {<<: *grouped, rope_parameters: {rope_type: llama3, rope_theta: 100.0, factor: 8.0, low_freq_factor: 1.0,
+  high_freq_factor: 4.0, original_max_position_embeddings: 32}}
+"llama, yarn": {<<: *grouped, rope_parameters: {rope_type: yarn, rope_theta: 100.0, factor: 4.0,
+  original_max_position_embeddings: 16, beta_fast: 4.0}}
+"llama, yarn, plain attention": {<<: *grouped, rope_parameters: {rope_type: yarn, rope_theta: 100.0, factor: 4.0,
+  original_max_position_embeddings: 16, beta_fast: 4.0, attention_factor: 1.0}}
+mistral: {<<: [*rope, *grouped], sliding_window: 4}
+mistral without windows: {<<: *grouped, sliding_window: null, tie_word_embeddings: true}
+qwen2: {<<: [*rope, *grouped], tie_word_embeddings: true}
+qwen2 with windows: {<<: [*rope, *windows, *grouped], max_window_layers: 2}
+"qwen2, windows between": {<<: [*windows, *grouped], layer_types: [full_attention, sliding_attention,
+  full_attention]}
+"qwen2, windows everywhere": {<<: [*windows, *grouped], max_window_layers: 0}
+"qwen2, odd heads": {<<: *grouped, head_dim: 12}
+qwen3: {<<: [*rope, *grouped], head_dim: 12}
+qwen3 with windows: {<<: [*windows, *grouped], max_window_layers: 1, head_dim: 8}
+gemma: {<<: [*rope, *grouped], head_dim: 12}
+gemma untied: {<<: *grouped, head_dim: 8, hidden_act: gelu, tie_word_embeddings: false}
+olmo2: {<<: [*rope, *grouped]}
+gpt_neox: {<<: *plain, rope_parameters: {rope_type: default, rope_theta: 100.0, partial_rotary_factor: 0.25}}
+"gpt_neox in sequence, tied": {<<: *plain, use_parallel_residual: false, tie_word_embeddings: true}
+"gpt_neox, linear": {<<: *plain, rope_parameters: {rope_type: linear, rope_theta: 100.0, factor: 2.0,
+  partial_rotary_factor: 0.5}}
+"gpt_neox, yarn": {<<: *plain, rope_parameters: {rope_type: yarn, rope_theta: 100.0, factor: 4.0,
+  original_max_position_embeddings: 16, beta_fast: 4.0, partial_rotary_factor: 1.0}, hidden_act: silu}
+phi3: {<<: *grouped, pad_token_id: 1, rope_parameters: {rope_type: default, rope_theta: 100.0,
+  partial_rotary_factor: 0.5}}
+phi3 with windows: {<<: *grouped, pad_token_id: 1, sliding_window: 4, tie_word_embeddings: true}
+starcoder2: {<<: [*rope, *grouped]}
+starcoder2 with windows: {<<: *grouped, sliding_window: 4, tie_word_embeddings: false}
+stablelm: {<<: *grouped, rope_parameters: {rope_type: default, rope_theta: 100.0, partial_rotary_factor: 0.5}}
+stablelm with biases: {<<: *grouped, use_qkv_bias: true}
+"stablelm, tied": {<<: *grouped, num_key_value_heads: 4, tie_word_embeddings: true}
+bloom: *bloom
+"bloom of six heads, untied": {<<: *bloom, hidden_size: 24, n_head: 6, tie_word_embeddings: false}
+mpt: *mpt
+"mpt of six heads, untied": {<<: *mpt, d_model: 24, n_heads: 6, tie_word_embeddings: false}
+bert: *plain
+bert with one segment and ReLU: {<<: *plain, type_vocab_size: 1, hidden_act: relu}
+"bert, untied": {<<: *plain, tie_word_embeddings: false}
+roberta: {<<: *plain, type_vocab_size: 1, layer_norm_eps: 1.0e-5}
+"roberta, padded with 0": {<<: *plain, pad_token_id: 0}
+xlm-roberta: {<<: *plain, type_vocab_size: 1, layer_norm_eps: 1.0e-5}
+eurobert: *grouped
+"eurobert with biases, tied": {<<: [*biases, *plain], tie_word_embeddings: true}
+distilbert: *distil
+"distilbert, GELU by tanh": {<<: *distil, activation: gelu_new}
+electra: {<<: *plain, embedding_size: 16}
+"electra, not narrow": {<<: *plain, embedding_size: 32, tie_word_embeddings: false}
+modernbert: *modern
+modernbert with biases: {<<: [*biases, *modern], norm_bias: true, classifier_bias: true}
+modernbert without output bias: {<<: *modern, decoder_bias: false, hidden_activation: silu,
+  classifier_activation: silu}
+"modernbert, full": {<<: *modern, layer_types: [full_attention, full_attention, full_attention, full_attention]}
+"modernbert, windows": {<<: *modern, layer_types: [sliding_attention, sliding_attention, sliding_attention,
+  sliding_attention]}
+"modernbert, its windows first": {<<: *modern, layer_types: [sliding_attention, sliding_attention, sliding_attention,
+  full_attention], global_rope_theta: 500.0, local_rope_theta: 20.0}
+t5: *t5
+"t5 1.1": {<<: *t5, feed_forward_proj: gated-gelu, tie_word_embeddings: false}
+"t5, gated by SiLU": {<<: *t5, feed_forward_proj: gated-silu}
+"t5, gated by the exact GELU": {<<: *t5, feed_forward_proj: gated-gelu, dense_act_fn: gelu,
+  layer_norm_epsilon: 1.0e-5}
+"t5, tied without scale": {<<: *t5, scale_decoder_outputs: false}
+bart: *bart
+"bart, scaled": {<<: *bart, scale_embedding: true, activation_function: relu}
+marian: {<<: *bart, scale_embedding: true, activation_function: swish}
+marian without scale: *bart
+pegasus: {<<: *bart, scale_embedding: true, activation_function: relu}
+pegasus without scale: *bart
+""")
+"""Those of a name with a dot are what several have."""
+PLAIN, GROUPED, YARN = (_CONFIGURATIONS[name] for name in (".plain", ".grouped", "llama, yarn"))
+MODELS = {name: (name.split()[0].rstrip(","), config) for name, config in _CONFIGURATIONS.items() if name[0] != "."}
 """Small models of each family, first the usual one: the `model_type`, and a configuration without tokens."""
 
 Peer = tuple[str, dict[str, Any], Tokenizer, dict[str, str]]
@@ -191,7 +176,7 @@ BODIES = {
 def random_model(architecture: str, config: dict[str, Any], std: float = 0.3) -> Any:
     """A model of Transformers with random weights, norms and biases in float32."""
     kind = getattr(transformers, architecture)
-    made = kind.config_class(**config)
+    made = kind.config_class(**deepcopy(config))
     made.architectures = [architecture]
     model = kind(made).eval()
     torch.manual_seed(0)

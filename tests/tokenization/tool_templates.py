@@ -101,16 +101,17 @@ CALLING = {
     "mistral-pieces": Calling(MISTRAL, "mistral", ("[INST]", "[/INST]", *_MARKS)),
     "json": Calling(JSON, "llama3"),
 }
+_CITY = {"city": {"type": "string"}, "days": {"type": "integer"}}
+_SCHEMAS: dict[str, dict[str, Any]] = {
+    "get_weather": {"properties": _CITY, "required": ["city"]},
+    "now": {"properties": {}},
+}
 TOOLS: tuple[dict[str, Any], ...] = tuple(
-    {"type": "function", "function": {"name": name, "description": "Says it.", "parameters": schema}}
-    for name, schema in {
-        "get_weather": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city"],
-        },
-        "now": {"type": "object", "properties": {}},
-    }.items()
+    {
+        "type": "function",
+        "function": {"name": name, "description": "Says it.", "parameters": {"type": "object", **schema}},
+    }
+    for name, schema in _SCHEMAS.items()
 )
 
 

@@ -118,7 +118,7 @@ def adapted_run(
 @pytest.mark.parametrize(
     "case", nightly_but(CASES, "llama", "gpt2", "bert classifier, temperature", "bert classifier of pairs, networks")
 )
-def test_adapters(case: str, tmp_path: Path) -> None:
+def test_peft_computes_the_same_with_exported_adapters(case: str, tmp_path: Path) -> None:
     model, before, objective, targets, expected = CASES[case]
     base, run = adapted_run(tmp_path, model, before, objective, targets)
     export(str(base), tmp_path / "base")
@@ -201,7 +201,7 @@ def test_an_imported_base(tmp_path: Path) -> None:
     close(theirs(both, inputs), ours(load_run(str(run)), inputs))
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_runs_without_adapters_used_folders_and_lost_bases_are_refused(tmp_path: Path) -> None:
     model, before, objective, targets, _ = CASES["llama"]
     base, run = adapted_run(tmp_path, model, before, objective, targets)
     there = sorted(os.listdir(tmp_path))

@@ -79,7 +79,7 @@ def rows_of(loaded: LoadedModel, *texts: list[str]) -> list[tuple[list[int], lis
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_exports(case: str, tmp_path: Path, told: list[str]) -> None:
+def test_transformers_computes_the_same_with_exported_runs(case: str, tmp_path: Path, told: list[str]) -> None:
     """The same ids, of texts as they are, of framed ones and of pairs; the same logits of all of them, and texts."""
     architecture, recipe, kind = CASES[case]
     run = made(tmp_path / "run", recipe, tokenizer_of(kind))
@@ -144,7 +144,7 @@ def test_texts_are_evaluated_like_those_of_the_run(case: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("case", "dtype"), [("gpt2", "float16"), ("bert of numbers", "bfloat16")])
-def test_types(case: str, dtype: str, tmp_path: Path) -> None:
+def test_tensors_are_rounded_once_to_the_type_asked_for(case: str, dtype: str, tmp_path: Path) -> None:
     """The tensors are rounded once, and load as they are."""
     _, recipe, kind = CASES[case]
     run = made(tmp_path / "run", recipe, tokenizer_of(kind))
@@ -173,7 +173,7 @@ def test_values_that_a_type_cannot_hold_and_weights_that_are_not_finite(tmp_path
     export(str(large), tmp_path / "out", dtype="bfloat16")
 
 
-def test_shards(tmp_path: Path) -> None:
+def test_files_are_no_larger_than_asked_for(tmp_path: Path) -> None:
     """Files no larger than asked for, but for single tensors, and an index that Transformers reads."""
     _, recipe, _ = CASES["gpt2"]
     run = made(tmp_path / "run", recipe, tokenizer_of())
@@ -260,7 +260,7 @@ def test_all_obstacles_are_told_at_once(
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_new_or_an_empty_folder_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new or an empty one, wherever it is, and no other."""
     _, recipe, _ = CASES["gpt2"]
     run = str(made(tmp_path / "run", recipe, tokenizer_of()))
@@ -324,7 +324,7 @@ EXPECTED = {name: expected for expected, names in SHIPPED.items() for name in na
 
 
 @pytest.mark.parametrize("name", sorted({*shipped_recipes(), *EXPECTED}))
-def test_shipped_recipes(name: str) -> None:
+def test_the_family_of_each_shipped_recipe(name: str) -> None:
     recipe = load(name).recipe
     if isinstance(recipe.model, Transformer):
         small = {"n_layers": 2, "d_model": 16, "n_heads": 4, "n_kv_heads": None, "vocab_size": 400, "context": 20}

@@ -150,7 +150,7 @@ def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, bases: Bases) -> 
     assert "head.safetensors" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_two_texts_a_row(tmp_path: Path, bases: Bases) -> None:
+def test_two_texts_a_row_have_their_segments_and_columns(tmp_path: Path, bases: Bases) -> None:
     """With their segments, and their columns."""
     columns = ("the first", "the second")
     run = tuned(tmp_path, "bert", bases, head(**TANH), text_columns=columns)
@@ -222,7 +222,7 @@ TAGS: dict[str, Any] = {"labels": ("O", *(f"{part}-{name}" for name in ("PER", "
 
 
 @pytest.mark.parametrize(("body", "crf"), [("bert", False), ("modernbert", False), ("llama", True)])
-def test_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
+def test_exported_taggers_give_the_same_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
     run = tuned(tmp_path, body, bases, head("tagging", **TAGS, crf=crf))
     exported = export(str(run), tmp_path / "out")
     own = body in OWN and not crf
@@ -239,7 +239,9 @@ ASKED = [("Why?", "Tom and Anna went to the old harbour."), ("Who?", "It rained;
 
 
 @pytest.mark.parametrize(("body", "threshold"), [("bert", None), ("gpt2", 0.5)])
-def test_answers(body: str, threshold: float | None, tmp_path: Path, bases: Bases) -> None:
+def test_exported_readers_give_the_same_answers(
+    body: str, threshold: float | None, tmp_path: Path, bases: Bases
+) -> None:
     spec = {"max_answer": 4, "stride": 5, "null_threshold": threshold}
     run = tuned(tmp_path, body, bases, head("question-answering", **spec))
     exported = export(str(run), tmp_path / "out")

@@ -64,7 +64,7 @@ def test_decoders_of_the_hub(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_hub_variants(name: str) -> None:
+def test_other_spellings_of_a_file_are_the_same_model(name: str) -> None:
     """A null is a missing value, and other versions of the same keys mean the same."""
     values, _ = DECODERS[name]
     model, _ = described(values)
@@ -103,7 +103,7 @@ def test_old_keys_of_rotary_positions() -> None:
 
 
 @pytest.mark.parametrize("name", [*ENCODERS, *ENCODER_DECODERS])
-def test_others_of_the_hub(name: str) -> None:
+def test_encoders_and_encoder_decoders_of_the_hub(name: str) -> None:
     """What is told again is told alike."""
     values, names = FILES[name]
     family = FAMILIES[values["model_type"]]
@@ -336,7 +336,7 @@ def test_old_names_of_norms() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_damaged_configurations(name: str) -> None:
+def test_any_value_of_any_key_is_read_or_refused(name: str) -> None:
     """They are described, or refused; nothing else."""
     values, names = FILES[name]
     more = ("id2label", "num_labels", "layer_types", "rope_parameters", "tie_word_embeddings", "problem_type")

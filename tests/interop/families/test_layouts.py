@@ -25,7 +25,7 @@ from lmtool.interop.families.layouts import (
         (make_head_interleaved_qkv_layout(4), [torch.tensor(1.0)]),
     ],
 )
-def test_wrong_shapes(layout: ParameterLayout, theirs: list[Tensor]) -> None:
+def test_tensors_of_wrong_shapes_are_refused(layout: ParameterLayout, theirs: list[Tensor]) -> None:
     with pytest.raises(ValueError, match=r"instead of|not divisible"):
         layout.join(theirs)
 

@@ -134,6 +134,8 @@ def near(family: Family) -> Iterator[tuple[dict[str, Any], Transformer, Mapping[
             model = Transformer.model_validate({**plain, **change})
         except ValidationError:
             continue
+        if change and model.model_dump() == plain:
+            continue
         try:
             family.build_verified_config(model, objective)
         except InexpressibleRecipe as error:

@@ -25,12 +25,11 @@ from lmtool.interop.families.rules import InexpressibleRecipe
 from lmtool.interop.gguf import writing
 from lmtool.interop.gguf.vocabulary import convert_tokenizer_to_gguf_keys
 from lmtool.interop.gguf.writing import ROPE_DIVISORS_TENSOR, Quantization, write_gguf
-from lmtool.interop.importing import import_model_as_new_run, read_recipe_sections
+from lmtool.interop.importing import import_model_as_new_run
 from lmtool.interop.published_models import GgufModel
-from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.transformer import Transformer
-from tests.support.peers import YARN, peer, random_model
+from tests.support.peers import YARN, brought, peer, random_model
 from tests.support.published_tokenizers import byte_cut, byte_level
 
 VOCAB = 320
@@ -188,28 +187,12 @@ def write_file(
     return path
 
 
-def spec_of(sections: Any) -> Transformer:
-    """The recipe's model, without dropout."""
-    return Transformer.model_validate({**sections["model"], "dropout": 0.0})
-
-
-def loaded(read: GgufModel) -> LanguageModel:
-    """A model of ours with the configuration and tensors of a GgufModel."""
-    spec = spec_of(read_recipe_sections(read)[0])
-    model = build(spec, spec.vocab_size or 0).eval()
-    weights = read.family.list_parameter_mappings(spec, Causal())
-    assert {name for weight in weights for name in weight.published_names} == read.config.tensor_names
-    model.load_state_dict(
-        {w.name: w.layout.join([read.read_tensor(name).float() for name in w.published_names]) for w in weights}
-    )
-    return model
-
-
 def published(model: Any) -> tuple[Transformer, dict[str, Tensor]]:
     """The recipe's model of a model of Transformers, without dropout, and its tensors in our names."""
     family, state = FAMILIES[model.config.model_type], state_of(model)
     names = family.map_canonical_to_stored_names(state)
-    spec = spec_of(family.read_recipe_from_config(StrictConfigReader(model.config.to_dict(), "", list(names))))
+    found = family.read_recipe_from_config(StrictConfigReader(model.config.to_dict(), "", list(names)))
+    spec = Transformer.model_validate({**found["model"], "dropout": 0.0})
     weights = family.list_parameter_mappings(spec, Causal())
     return spec, {w.name: w.layout.join([state[names[name]] for name in w.published_names]) for w in weights}
 
@@ -252,9 +235,9 @@ def close(a: Any, b: Any, atol: float = 1e-5) -> None:
 def test_files_are_read_and_written_as_llama_cpp_converts_models(tmp_path: Path, name: str) -> None:
     """A file written here is the model; and ours has the same keys, and the same tensors as far as their types go."""
     model = model_of(name)
-    read = GgufModel(write_file(tmp_path / "here.gguf", model))
-    close(loaded(read), model, 1e-4 if name == "gemma" else 1e-5)  # one is added to its gains, and taken away again
-    assert spec_of(read_recipe_sections(read)[0]) == published(model)[0]
+    read = brought(write_file(tmp_path / "here.gguf", model))
+    close(read.model, model, 1e-4 if name == "gemma" else 1e-5)  # one is added to its gains, and taken away again
+    assert read.recipe.model.with_unvalidated_values({"dropout": 0.0}) == published(model)[0]
     saved(tmp_path / "model.gguf", model, byte_tokenizer(), pad_token="<|pad|>")
     ours, here = gguf.GGUFReader(tmp_path / "model.gguf"), gguf.GGUFReader(tmp_path / "here.gguf")
     expected = {tensor.name: tensor for tensor in here.tensors}
@@ -275,9 +258,9 @@ def test_files_are_read_and_written_as_llama_cpp_converts_models(tmp_path: Path,
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_transformers_reads_what_is_written(tmp_path: Path, name: str) -> None:
-    read = saved(tmp_path / "model.gguf", model_of(name), byte_tokenizer(), "q8_0")
+    saved(tmp_path / "model.gguf", model_of(name), byte_tokenizer(), "q8_0")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).eval()
-    close(loaded(read), theirs)
+    close(brought(tmp_path / "model.gguf").model, theirs)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     assert tokenizer(TEXT).input_ids == byte_tokenizer().encode(TEXT).ids
 
@@ -299,10 +282,9 @@ ONLY_READ = [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS,
 def test_a_quantized_tensor_is_what_gguf_dequantizes(tmp_path: Path, kind: Kind) -> None:
     block, size = gguf.GGML_QUANT_SIZES[kind]
     held = np.random.default_rng(0).integers(0, 60, (VOCAB, 512 // block * size), np.uint8)
-    read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (held, kind)})
-    tensor = read.read_tensor("output.weight")
-    assert tensor.dtype == torch.float32
-    np.testing.assert_array_equal(tensor.numpy(), gguf.dequantize(held, kind))
+    read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (held, kind)}).read_tensor("output.weight")
+    assert read.dtype == torch.float32
+    np.testing.assert_array_equal(read.numpy(), gguf.dequantize(held, kind))
 
 
 @pytest.mark.parametrize(
@@ -310,9 +292,10 @@ def test_a_quantized_tensor_is_what_gguf_dequantizes(tmp_path: Path, kind: Kind)
 )
 def test_floats_keep_their_type(tmp_path: Path, dtype: torch.dtype, kind: Kind) -> None:
     matrix = torch.randn(VOCAB, 512).to(dtype)
-    read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (matrix.view(torch.uint8).numpy(), kind)})
-    assert read.read_tensor("output.weight").dtype == dtype
-    assert torch.equal(read.read_tensor("output.weight"), matrix)
+    held = {"output.weight": (matrix.view(torch.uint8).numpy(), kind)}
+    read = file_of_tensors(tmp_path / "model.gguf", held).read_tensor("output.weight")
+    assert read.dtype == dtype
+    assert torch.equal(read, matrix)
 
 
 def test_a_copy_of_the_embedding_is_tied(tmp_path: Path) -> None:
@@ -320,9 +303,10 @@ def test_a_copy_of_the_embedding_is_tied(tmp_path: Path) -> None:
     model = model_of("gpt2")
     copy = model.transformer.wte.weight.detach().numpy()
     path = write_file(tmp_path / "model.gguf", model, change=lambda writer: writer.add_tensor("output.weight", copy))
-    read = GgufModel(path)
-    assert spec_of(read_recipe_sections(read)[0]).tie_embeddings
-    close(loaded(read), model)
+    read = brought(path)
+    assert isinstance(read.recipe.model, Transformer)
+    assert read.recipe.model.tie_embeddings
+    close(read.model, model)
 
 
 # Tokenizers
