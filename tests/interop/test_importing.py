@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import BertModel, PreTrainedTokenizerFast
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
@@ -30,7 +30,8 @@ from lmtool.tokenization.encoder import is_gpt2_bpe
 from lmtool.tokenization.tokenizer import Tokenizer as OurTokenizer
 from tests.faults.places import make_read_only
 from tests.runs.killing import in_child
-from tests.support.peers import BODIES, CASES, CORPUS, TEXTS, brought, peer_in, rows_of
+from tests.support.peers import CASES, CORPUS, TEXTS, brought, peer_in, rows_of
+from tests.support.published import sentence_transformers
 
 CANNOT_MOUNT = 77
 
@@ -106,23 +107,10 @@ def test_a_run_of_its_own_says_where_it_came_from(tmp_path: Path) -> None:
     assert load_run("last").run_path == run.path
 
 
-def sentence_transformer(folder: Path, length: object, *kinds: str, **pooling: Any) -> Any:
-    """A BERT and the files of sentence-transformers that say what is done with its states."""
-    model = peer_in(folder, BODIES["bert"])
-    listed = [{"idx": i, "path": f"{i}_{kind}" * (i > 0), "type": f"st.models.{kind}"} for i, kind in enumerate(kinds)]
-    (folder / "modules.json").write_text(json.dumps(listed))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length, "do_lower_case": False}))
-    return model
-
-
 @pytest.mark.parametrize(("mode", "normed"), [("cls_token", False), ("mean_tokens", True), ("max_tokens", False)])
 def test_whole_texts_are_embedded_as_by_sentence_transformers(mode: str, normed: bool, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    pooling = {f"pooling_mode_{one}": one == mode for one in ("cls_token", "mean_tokens", mode)}
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if normed else [])]
-    model = sentence_transformer(folder, 64, *kinds, **pooling)
+    folder = sentence_transformers(tmp_path / "model", mode, *(["Normalize"] if normed else []), max_length=64)
+    model = BertModel.from_pretrained(folder).eval()
     loaded = brought(folder)
     assert loaded.recipe.model.context == 64
     found = np.concatenate([one.vectors for one in embed(loaded, TEXTS, -1, "own")])
@@ -146,7 +134,7 @@ def test_whole_texts_are_embedded_as_by_sentence_transformers(mode: str, normed:
 @pytest.mark.parametrize("length", [True, "64"])
 def test_a_length_that_is_no_integer_is_refused(length: object, tmp_path: Path) -> None:
     """True would be a context of one token."""
-    sentence_transformer(tmp_path / "model", length, "Transformer", "Pooling", pooling_mode_mean_tokens=True)
+    sentence_transformers(tmp_path / "model", max_length=length)
     with pytest.raises(CheckpointError, match=f"max_seq_length is {length!r}, not of type int"):
         import_to_cache(str(tmp_path / "model"))
 

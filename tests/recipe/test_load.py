@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -198,33 +198,6 @@ def test_mistakes_of_overrides_and_flags_name_them(file: str, override: str, mes
     assert mistakes(file, [Setting("seed", -1, "--seed")])[0].startswith("--seed: seed: -1 ")
     (line,) = mistakes(file, [override])
     assert line.startswith(f"-s {override.replace(chr(27), chr(92) + 'x1b')}: {message}")
-
-
-ALONE = "kind: masked, next_sentence: false"
-PERMUTATION = f"objective={{{ALONE}, permutation: true}}"
-DECODER = ("model.shape=decoder", "model.n_segments=0", "model.next_sentence_head=false", "objective={kind: causal}")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        (["objective.sentence_order=true"], "objective.sentence_order"),
-        (["objective.span_boundary=true"], "objective.span_boundary"),
-        ([f"objective={{{ALONE}, spans: {{}}, span_boundary: true}}"], "model.span_boundary_head"),
-        ([f"objective={{{ALONE}, sentence_order: true}}", "model.n_segments=0"], "model.n_segments"),
-        (["objective.permutation=true"], "objective.permutation"),
-        ([f"objective={{{ALONE}, permutation: true, mask_share: 0.5}}"], "objective.permutation"),
-        ([PERMUTATION, "model.pattern={kind: window, size: 4}"], "objective.permutation"),
-        ([PERMUTATION, "evaluation.prompts=[a]"], "evaluation.prompts"),
-        ([PERMUTATION, "distillation.teacher=last"], "distillation.teacher"),
-        (["objective.whole_words=true", "tokenizer={kind: word}"], "objective.whole_words"),
-        (["objective={kind: replaced-tokens, whole_words: true}"], "objective.whole_words"),
-        ([*DECODER, "model.span_boundary_head=true"], "model.span_boundary_head"),
-    ],
-)
-def test_ways_of_masking_that_do_not_go_together(overrides: Sequence[str], key: str) -> None:
-    (line,) = mistakes("bert-tiny", overrides)
-    assert f": {key}: " in line
 
 
 def test_another_kind_drops_what_it_does_not_have_and_keeps_the_rest(file: str) -> None:
