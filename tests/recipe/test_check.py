@@ -244,7 +244,6 @@ SMALL = ["model.n_layers=2", "model.d_model=16", "model.n_heads=4"]
 def test_parts_that_do_not_fit_are_refused_by_a_key(name: str, overrides: list[str], key: str) -> None:
     """Prompts are for what writes, and refused when the recipe is read, not when the first sample fails."""
     (line,) = mistakes(name, overrides)
-    assert line.startswith("-s ")
     assert f": {key}: " in line
 
 
