@@ -17,6 +17,7 @@ from lmtool.recipe.spec.base import find_surrogates_and_too_large_numbers
 from lmtool.recipe.spec.recipe import Recipe
 from tests.recipe.reading import value
 from tests.recipe.strategies import recipes
+from tests.support.examples import examples
 
 
 @cache
@@ -25,7 +26,7 @@ def language() -> Any:
     return jsonschema.Draft202012Validator(json.loads(recipe_json_schema()))
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30, 100), suppress_health_check=[HealthCheck.too_slow])
 @given(recipes)
 def test_round_trip_is_exact_for_readers_of_yaml_1_1_and_the_schema_too(recipe: Recipe) -> None:
     text = dump_yaml(recipe)

@@ -155,7 +155,7 @@ def test_recipes_near_a_family_are_refused_by_a_changed_key(name: str) -> None:
     assert REFUSED_BY_ALL | REFUSED_BY[FAMILIES[name].shape] <= refused, refused
 
 
-@pytest.mark.parametrize("name", nightly_but(FAMILIES, "gpt2", "bert"))
+@pytest.mark.parametrize("name", nightly_but(FAMILIES, "gpt2"))
 def test_other_recipes_near_a_family_have_its_logits(name: str, tmp_path: Path) -> None:
     """And their tensors make ours again."""
     family = FAMILIES[name]
@@ -177,7 +177,7 @@ def test_other_recipes_near_a_family_have_its_logits(name: str, tmp_path: Path) 
             assert torch.equal(weight.layout.join(weight.layout.split(tensor)), tensor)
 
 
-@settings(max_examples=examples(80, 200), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40, 200), suppress_health_check=[HealthCheck.too_slow])
 @given(
     model=specs(Transformer),
     family=st.sampled_from([*FAMILIES.values(), *GGUF_FAMILIES.values()]),
