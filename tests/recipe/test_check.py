@@ -187,6 +187,7 @@ def test_whatever_is_wrong_is_told_in_one_line_without_jargon(data: st.DataObjec
 
 
 ROTARY = "model.position={kind: rotary}"
+DISENTANGLED = "model.position={kind: disentangled}"
 YARN = "kind: yarn, factor: 2, original_context: 8"
 LLAMA3 = "kind: llama3, factor: 2, original_context: 8, low_frequency: 4"
 ALONE = "kind: masked, next_sentence: false"
@@ -213,6 +214,18 @@ OF_TINY: list[tuple[list[str], str]] = [
     (["model.d_model=15", "model.n_heads=3", "model.position={kind: sinusoidal}"], "model.d_model"),
     (["model.embedding_width=8", "model.tie_embeddings=true"], "model.tie_embeddings"),
     (["model.separate_inputs=true"], "model.separate_inputs"),
+    (["model.freeze_embeddings=true"], "model.freeze_embeddings"),
+    (["model.position={kind: relative, buckets: 8, max_distance: 4}"], "model.position.max_distance"),
+    ([DISENTANGLED, "model.score=dot"], "model.score"),
+    ([DISENTANGLED, "model.n_kv_heads=2"], "model.n_kv_heads"),
+    ([DISENTANGLED, "model.pattern={kind: window, size: 4}"], "model.pattern"),
+    (["model.score=bilinear", "model.n_kv_heads=2"], "model.n_kv_heads"),
+    (["model.norm={kind: none, embedding: true}"], "model.norm.embedding"),
+    (["model.residual=false", "model.residual_from=layer"], "model.residual_from"),
+    (["objective.scheduled_sampling={growth: exponential, k: 2}"], "objective.scheduled_sampling.k"),
+    (["objective.scheduled_sampling={growth: inverse-sigmoid, k: 0.5}"], "objective.scheduled_sampling.k"),
+    (["data.stream=true", "training.epochs=2"], "data.stream"),
+    (["data.mixture=3"], "data.mixture"),
 ]
 OF_BERT: list[tuple[list[str], str]] = [
     (["objective.sentence_order=true"], "objective.sentence_order"),
@@ -228,6 +241,19 @@ OF_BERT: list[tuple[list[str], str]] = [
     (["objective={kind: replaced-tokens, whole_words: true}"], "objective.whole_words"),
     ([*DECODER, "model.span_boundary_head=true"], "model.span_boundary_head"),
     (["objective={kind: classification}", PROMPTS], "evaluation.prompts"),
+    (["objective={kind: embedding, dims: [100000]}"], "objective.dims"),
+    (["tuning.freeze=body"], "tuning.freeze"),
+    (["data.stream=true"], "data.stream"),
+]
+OF_DAN: list[tuple[list[str], str]] = [
+    ([PROMPTS], "evaluation.prompts"),
+    (["objective.pool=mean"], "objective.pool"),
+    (["objective.layers=mix"], "objective.layers"),
+    (["objective.dense=tanh"], "objective.dense"),
+    (["objective.contrastive=true"], "objective.contrastive"),
+    (["training.tokens=1000"], "training.tokens"),
+    (["model.ngrams=2", "model.embeddings=a.vec", "model.freeze_embeddings=true"], "model.freeze_embeddings"),
+    (["model.one_hot=true"], "model.n_layers"),
 ]
 SMALL = ["model.n_layers=2", "model.d_model=16", "model.n_heads=4"]
 
@@ -237,7 +263,10 @@ SMALL = ["model.n_layers=2", "model.d_model=16", "model.n_heads=4"]
     [
         *(("tiny", [*SMALL, *overrides], key) for overrides, key in OF_TINY),
         *(("bert-tiny", overrides, key) for overrides, key in OF_BERT),
-        *((name, [PROMPTS], "evaluation.prompts") for name in ("dan", "cbow")),
+        *(("dan", overrides, key) for overrides, key in OF_DAN),
+        ("cbow", [PROMPTS], "evaluation.prompts"),
+        ("ngram", ["objective.scheduled_sampling={}"], "objective.scheduled_sampling"),
+        ("softmax", ["model.word_buckets=10", "model.tf_idf=false"], "model.word_buckets"),
         ("roberta-tiny", [*NARROW, "objective={kind: masked}"], "model.tie_embeddings"),
     ],
 )
