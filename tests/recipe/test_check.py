@@ -222,6 +222,10 @@ OF_TINY: list[tuple[list[str], str]] = [
     (["model.score=bilinear", "model.n_kv_heads=2"], "model.n_kv_heads"),
     (["model.norm={kind: none, embedding: true}"], "model.norm.embedding"),
     (["model.residual=false", "model.residual_from=layer"], "model.residual_from"),
+    (["model.parallel=true", "model.residual_from=layer"], "model.residual_from"),
+    (["model.d_ff=0", "model.residual_from=layer"], "model.residual_from"),
+    (["model.mixer=plain-attention", "model.n_kv_heads=2"], "model.n_kv_heads"),
+    (["evaluation.baseline=true", "objective={kind: prefix}", "model.shape=prefix"], "evaluation.baseline"),
     (["objective.scheduled_sampling={growth: exponential, k: 2}"], "objective.scheduled_sampling.k"),
     (["objective.scheduled_sampling={growth: inverse-sigmoid, k: 0.5}"], "objective.scheduled_sampling.k"),
     (["data.stream=true", "training.epochs=2"], "data.stream"),
@@ -254,6 +258,7 @@ OF_DAN: list[tuple[list[str], str]] = [
     (["training.tokens=1000"], "training.tokens"),
     (["model.ngrams=2", "model.embeddings=a.vec", "model.freeze_embeddings=true"], "model.freeze_embeddings"),
     (["model.one_hot=true"], "model.n_layers"),
+    (["model.embeddings=a.vec", "model.one_hot=true", "model.n_layers=0"], "model.embeddings"),
 ]
 SMALL = ["model.n_layers=2", "model.d_model=16", "model.n_heads=4"]
 
@@ -266,6 +271,9 @@ SMALL = ["model.n_layers=2", "model.d_model=16", "model.n_heads=4"]
         *(("dan", overrides, key) for overrides, key in OF_DAN),
         ("cbow", [PROMPTS], "evaluation.prompts"),
         ("ngram", ["objective.scheduled_sampling={}"], "objective.scheduled_sampling"),
+        ("ngram", ["data.stream=true"], "data.stream"),
+        ("lstm", ["data.stream=true", "training.carry_state=true", "training.steps=5"], "data.stream"),
+        ("t5-tiny", ["model.residual_from=layer"], "model.residual_from"),
         ("softmax", ["model.word_buckets=10", "model.tf_idf=false"], "model.word_buckets"),
         ("roberta-tiny", [*NARROW, "objective={kind: masked}"], "model.tie_embeddings"),
     ],
