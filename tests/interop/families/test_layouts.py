@@ -38,5 +38,6 @@ def test_what_is_published_is_the_parameter_times_the_scale_plus_the_shift() -> 
 
 def test_a_segment_that_is_not_zero() -> None:
     one = torch.ones(3, 2)
+    assert torch.equal(WITH_ZERO_ROW.join(WITH_ZERO_ROW.split(one)), one)
     with pytest.raises(ValueError, match="not all zeros"):
         WITH_ZERO_ROW.join([one, one[:1]])

@@ -22,7 +22,7 @@ from lmtool.errors import CheckpointError, ResourceError
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_published_tokenizer
 from tests.interop.tokenization.hub import FORMS, GPT2_END, MARIAN_CODES, decoder_entry, texts
 
-N_TEXTS = 150
+N_TEXTS = 80
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
