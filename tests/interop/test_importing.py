@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import BertModel, PreTrainedTokenizerFast
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
@@ -30,16 +30,10 @@ from lmtool.tokenization.encoder import is_gpt2_bpe
 from lmtool.tokenization.tokenizer import Tokenizer as OurTokenizer
 from tests.faults.places import make_read_only
 from tests.runs.killing import in_child
-from tests.support.cases import nightly_but
-from tests.support.peers import BERT, CASES, CORPUS, PLAIN, TEXTS, brought, peer_in, rows_of, word_pieces
+from tests.support.peers import CASES, CORPUS, TEXTS, brought, peer_in, rows_of
+from tests.support.published import sentence_transformers
 
 CANNOT_MOUNT = 77
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
 
 
 @pytest.mark.parametrize("case", ["gpt2", "t5"])
@@ -113,24 +107,10 @@ def test_a_run_of_its_own_says_where_it_came_from(tmp_path: Path) -> None:
     assert load_run("last").run_path == run.path
 
 
-@pytest.mark.parametrize(
-    "modules", nightly_but([["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]], 0)
-)
-@pytest.mark.parametrize("mode", nightly_but(["cls_token", "mean_tokens", "max_tokens"], "cls_token", "mean_tokens"))
-def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str], mode: str, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    peer = peer_in(folder, ("BertModel", PLAIN, word_pieces(), BERT))
-    listed = [
-        {"idx": i, "path": f"{i}_{kind}" * (i > 0), "type": f"st.models.{kind}"} for i, kind in enumerate(modules)
-    ]
-    (folder / "modules.json").write_text(json.dumps(listed))
-    (folder / "1_Pooling").mkdir()
-    settings = {
-        "word_embedding_dimension": 32,
-        **{f"pooling_mode_{m}": m == mode for m in ("cls_token", "mean_tokens")},
-    }
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({**settings, f"pooling_mode_{mode}": True}))
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64, "do_lower_case": False}))
+@pytest.mark.parametrize(("mode", "normed"), [("cls_token", False), ("mean_tokens", True), ("max_tokens", False)])
+def test_whole_texts_are_embedded_as_by_sentence_transformers(mode: str, normed: bool, tmp_path: Path) -> None:
+    folder = sentence_transformers(tmp_path / "model", mode, *(["Normalize"] if normed else []), max_length=64)
+    model = BertModel.from_pretrained(folder).eval()
     loaded = brought(folder)
     assert loaded.recipe.model.context == 64
     found = np.concatenate([one.vectors for one in embed(loaded, TEXTS, -1, "own")])
@@ -138,9 +118,9 @@ def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str]
     for text, vector_D in zip(TEXTS, found, strict=True):
         ids = torch.tensor([theirs(text, split_special_tokens=True)["input_ids"]])
         with torch.no_grad():
-            hidden_TD = peer(ids).last_hidden_state[0]
+            hidden_TD = model(ids).last_hidden_state[0]
         wanted_D = {"cls_token": hidden_TD[0], "mean_tokens": hidden_TD.mean(0), "max_tokens": hidden_TD.amax(0)}[mode]
-        wanted_D = wanted_D / wanted_D.norm() if len(modules) == 3 else wanted_D
+        wanted_D = wanted_D / wanted_D.norm() if normed else wanted_D
         np.testing.assert_allclose(vector_D, wanted_D.numpy(), rtol=1e-4, atol=1e-5)
     with pytest.raises(UsageError, match="does not predict tokens"):
         TextGenerator(loaded).completions("It [MASK].", mask="[MASK]")
@@ -151,19 +131,12 @@ def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str]
     np.testing.assert_array_equal(np.concatenate([one.vectors for one in embed(again, TEXTS, -1, "own")]), found)
 
 
-@pytest.mark.parametrize("length", [True, "64", 64.0])
+@pytest.mark.parametrize("length", [True, "64"])
 def test_a_length_that_is_no_integer_is_refused(length: object, tmp_path: Path) -> None:
     """True would be a context of one token."""
-    folder = tmp_path / "model"
-    peer_in(folder, ("BertModel", PLAIN, word_pieces(), BERT))
-    listed = [{"idx": 0, "path": "", "type": "st.models.Transformer"}]
-    listed.append({"idx": 1, "path": "1_Pooling", "type": "st.models.Pooling"})
-    (folder / "modules.json").write_text(json.dumps(listed))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+    sentence_transformers(tmp_path / "model", max_length=length)
     with pytest.raises(CheckpointError, match=f"max_seq_length is {length!r}, not of type int"):
-        import_to_cache(str(folder))
+        import_to_cache(str(tmp_path / "model"))
 
 
 def change(folder: Path, file: str, **values: Any) -> None:
@@ -192,10 +165,6 @@ def cut(file: Path, share: float) -> None:
     file.write_bytes(content[: int(len(content) * share)])
 
 
-def pickled(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
 def lost_shard(folder: Path) -> None:
     index = {"metadata": {}, "weight_map": {"transformer.wte.weight": "../../secret\x1b[31m.safetensors"}}
     (folder / "model.safetensors").unlink()
@@ -207,49 +176,62 @@ def link_to_itself(file: Path) -> None:
     file.symlink_to(file.name)
 
 
-def huge_header(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2**62) + b"{}")
+def norm(tensor: torch.Tensor | None) -> Callable[[Path], None]:
+    """Puts another tensor in the place of the gains of the last norm."""
+    return lambda folder: rewrite(folder, transformer__ln_f__weight=tensor)
 
 
-DAMAGED: dict[str, tuple[Any, str]] = {
-    "a truncated file": (lambda f: cut(f / "model.safetensors", 0.7), "cannot be read"),
-    "an empty file": (lambda f: cut(f / "model.safetensors", 0), "cannot be read"),
-    "a header beyond the file": (huge_header, "cannot be read"),
+def config(**values: Any) -> Callable[[Path], None]:
+    return lambda folder: change(folder, "config.json", **values)
+
+
+def content(name: str, text: bytes) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes(text)
+
+
+TENSORS = "model.safetensors"
+DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a truncated file": (lambda f: cut(f / TENSORS, 0.7), "cannot be read"),
+    "an empty file": (lambda f: cut(f / TENSORS, 0), "cannot be read"),
+    "a header beyond the file": (content(TENSORS, struct.pack("<Q", 2**62) + b"{}"), "cannot be read"),
     "a shard that nobody has": (lost_shard, "which is not there"),
-    "a pickle": (pickled, "is a pickle"),
-    "a tensor of another shape": (lambda f: rewrite(f, transformer__ln_f__weight=torch.ones(31)), "is 31, not 32"),
-    "a tensor of another rank": (lambda f: rewrite(f, transformer__ln_f__weight=torch.ones(2, 2, 2)), "not 32"),
-    "a missing tensor": (lambda f: rewrite(f, transformer__ln_f__weight=None), "ln_f.weight is missing"),
+    "a pickle": (lambda f: (f / TENSORS).rename(f / "pytorch_model.bin"), "is a pickle"),
+    "a tensor of another shape": (norm(torch.ones(31)), "is 31, not 32"),
+    "a tensor of another rank": (norm(torch.ones(2, 2, 2)), "not 32"),
+    "a missing tensor": (norm(None), "ln_f.weight is missing"),
     "a tensor too many": (lambda f: rewrite(f, transformer__extra__weight=torch.ones(3)), "has no place"),
     "another copy of a tied tensor": (lambda f: rewrite(f, lm_head__weight=torch.ones(333, 32)), "lm_head"),
-    "NaN": (lambda f: rewrite(f, transformer__ln_f__weight=torch.full((32,), torch.nan)), "not finite numbers"),
-    "integers": (lambda f: rewrite(f, transformer__ln_f__weight=torch.ones(32, dtype=torch.int8)), "quantization"),
-    "more layers than there are": (lambda f: change(f, "config.json", n_layer=10**9), "layer"),
-    "one layer too many": (lambda f: change(f, "config.json", n_layer=3), "missing"),
-    "heads that do not divide": (lambda f: change(f, "config.json", n_head=7), "divide"),
-    "a width beyond all memories": (lambda f: change(f, "config.json", n_embd=2 * 10**15), "larger than what any"),
-    "a negative size": (lambda f: change(f, "config.json", n_embd=-1), "not a positive number"),
-    "a larger embedding": (lambda f: change(f, "config.json", vocab_size=10**7), "not 10000000 x 32"),
-    "a smaller embedding": (lambda f: change(f, "config.json", vocab_size=10), "entries"),
-    "an unknown family": (lambda f: change(f, "config.json", model_type="\x1b[31mmamba"), "cannot be imported"),
-    "an unknown key": (lambda f: change(f, "config.json", logit_cap=30.0), "logit_cap"),
-    "no JSON": (lambda f: (f / "config.json").write_text("{"), "not a JSON object"),
-    "a list": (lambda f: (f / "config.json").write_text("[1]"), "not a JSON object"),
-    "deep JSON": (lambda f: (f / "config.json").write_text("[" * 100_000), "not a JSON object"),
+    "NaN": (norm(torch.full((32,), torch.nan)), "not finite numbers"),
+    "integers": (norm(torch.ones(32, dtype=torch.int8)), "quantization"),
+    "more layers than there are": (config(n_layer=10**9), "layer"),
+    "one layer too many": (config(n_layer=3), "missing"),
+    "heads that do not divide": (config(n_head=7), "divide"),
+    "a width beyond all memories": (config(n_embd=2 * 10**15), "larger than what any"),
+    "a negative size": (config(n_embd=-1), "not a positive number"),
+    "a larger embedding": (config(vocab_size=10**7), "not 10000000 x 32"),
+    "a smaller embedding": (config(vocab_size=10), "entries"),
+    "an unknown family": (config(model_type="\x1b[31mmamba"), "cannot be imported"),
+    "an unknown key": (config(logit_cap=30.0), "logit_cap"),
+    "no JSON": (content("config.json", b"{"), "not a JSON object"),
+    "a list": (content("config.json", b"[1]"), "not a JSON object"),
+    "deep JSON": (content("config.json", b"[" * 100_000), "not a JSON object"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), ""),
     "a link to itself": (lambda f: link_to_itself(f / "tokenizer.json"), ""),
     "a damaged tokenizer": (lambda f: cut(f / "tokenizer.json", 0.5), ""),
 }
 
 
-@pytest.mark.parametrize(
-    "how",
-    nightly_but(DAMAGED, "a truncated file", "a pickle", 9, "one layer too many", "a smaller embedding", "a list"),
-)
-def test_damaged_models_are_refused_in_three_lines_and_leave_nothing(how: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("published") / "model"
+    peer_in(folder, "gpt2")
+    return folder
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_damaged_models_are_refused_in_three_lines_and_leave_nothing(how: str, gpt2: Path, tmp_path: Path) -> None:
     damage, what = DAMAGED[how]
-    peer_in(tmp_path / "model", "gpt2")
-    damage(tmp_path / "model")
+    damage(shutil.copytree(gpt2, tmp_path / "model"))
     with pytest.raises(CheckpointError) as caught:
         import_to_cache(str(tmp_path / "model"))
     lines = caught.value.lines()
@@ -299,7 +281,7 @@ def test_a_name_of_the_hub_is_not_asked_for_twice(tmp_path: Path, monkeypatch: p
     assert len(asked) == 4
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["gpt2", "llama", "bert", "roberta", "t5"])
 def test_batches_of_texts_have_the_same_ids_as_single_ones(case: str) -> None:
     """Where tiktoken is proven equal, as for GPT-2, and elsewhere."""
     _, _, inner, roles = CASES[case]

@@ -89,7 +89,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
         model = model.model_copy(update={"features": None})
     learns = supported_objectives(model) if getattr(model, "features", None) is None else ("classification",)
     objectives = specs_by_kind(Recipe.model_fields["objective"])
-    objective = objectives[draw(st.sampled_from(learns))]
+    objective: Any = objectives[draw(st.sampled_from(learns))]
     # the defaults of objectives that a model may not support: with one-hot words, and with heads without maps
     supported: dict[type[Spec], dict[str, float]] = {
         Classification: {"dropout": 0.0},
@@ -102,7 +102,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
         "training": Training(steps=1, batch_size=1),
     }
     drawn = {name: draw(strategy) for name, strategy in fields.items() if name not in ("model", "objective")}
-    return _grown(Recipe, fits, {"objective": draw(specs(objective)), **drawn})
+    return cast(Recipe, _grown(Recipe, fits, {"objective": draw(specs(objective)), **drawn}))
 
 
 @cache
@@ -124,7 +124,7 @@ def _part(field: FieldInfo) -> st.SearchStrategy[Any]:
 def transformers(draw: st.DrawFn) -> Transformer:
     """Transformers small enough to build, with compatible sizes."""
     groups, kv_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    sizes = {
+    sizes: dict[str, Any] = {
         "kind": "transformer",
         "n_layers": draw(st.integers(1, 3)),
         "n_heads": groups * kv_heads,

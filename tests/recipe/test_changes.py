@@ -17,8 +17,7 @@ from lmtool.recipe.dump import iterate_values
 from lmtool.recipe.grammar import iterate_dotted_keys, specs_by_kind, specs_with_key
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
-from tests.recipe.covering import covering
-from tests.support.cases import nightly_but
+from tests.recipe.reading import covering
 
 PAGE = Path(__file__).parents[2] / "docs" / "runs.md"
 WHOLE = {"model", "objective", "tokenizer", "tuning", "distillation", "optimizer", "schedule"}
@@ -57,7 +56,7 @@ def changed(recipe: Any, path: tuple[str, ...]) -> Any:
     return recipe.model_copy(update={name: value})
 
 
-@pytest.mark.parametrize("name", nightly_but(covering(), "longformer-tiny", "cbow", "electra-tiny", "tagger"))
+@pytest.mark.parametrize("name", covering())
 def test_a_change_is_named_and_judged_by_its_rule(name: str) -> None:
     recipe = load(name).recipe
     measured = checkpoint_selection_values(recipe.model_dump())

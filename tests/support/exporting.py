@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.model.heads import Classifier, Tagger, TokenHeadModel
+from lmtool.model.heads import Classifier, SpanReader, Tagger, TokenHeadModel
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.runs.load import LoadedModel
 from tests.interop.runs import SMALL, recipe_of, shipped
@@ -44,11 +44,8 @@ CASES: dict[str, tuple[str, Recipe, str]] = {
     "gpt2": ("GPT2LMHeadModel", recipe_of(GPT2, CAUSAL, **DOCUMENTS), "bpe"),
     "gpt2 of one stream": ("GPT2LMHeadModel", recipe_of(GPT2, CAUSAL), "bpe"),
     "gpt2 of answers": ("GPT2LMHeadModel", recipe_of(GPT2, SEQ2SEQ), "bpe"),
-    "gpt2 classifier": ("GPT2ForSequenceClassification", recipe_of(GPT2, classes("a", "b", "c")), "bpe"),
     "llama": ("LlamaForCausalLM", recipe_of(LLAMA, CAUSAL, **DOCUMENTS), "bpe"),
     "llama classifier": ("LlamaForSequenceClassification", recipe_of(LLAMA, classes("a", "b", task="multi")), "bpe"),
-    "mpt": ("MptForCausalLM", recipe_of(MPT, CAUSAL, **DOCUMENTS), "bpe"),
-    "bert": ("BertForMaskedLM", recipe_of({**BERT, "next_sentence_head": False}, MASKED), "wordpiece"),
     "bert of pairs": ("BertForPreTraining", recipe_of({**BERT, "next_sentence_head": True}, NSP), "wordpiece"),
     "bert without segments": (
         "BertForMaskedLM",
@@ -57,18 +54,11 @@ CASES: dict[str, tuple[str, Recipe, str]] = {
     ),
     "distilbert": ("DistilBertForMaskedLM", recipe_of(ONE_TEXT, MASKED), "wordpiece"),
     "bert classifier": ("BertForSequenceClassification", recipe_of(BERT, classes("bad", "so so", "good")), "wordpiece"),
-    "bert of labels": (
-        "BertForSequenceClassification",
-        recipe_of(BERT, classes("x", "y", task="multi")),
-        "wordpiece",
-    ),
     "bert of numbers": ("BertForSequenceClassification", recipe_of(BERT, NUMBER), "wordpiece"),
     "bert vectors": ("BertModel", recipe_of(BERT, {"kind": "embedding"}), "wordpiece"),
     "roberta": ("RobertaForMaskedLM", recipe_of(ROBERTA, MASKED), "bpe"),
-    "roberta classifier": ("RobertaForSequenceClassification", recipe_of(ROBERTA, classes("a", "b")), "bpe"),
     "t5": ("T5ForConditionalGeneration", recipe_of(T5, SEQ2SEQ), "bpe"),
     "marian": ("MarianMTModel", recipe_of(MARIAN, SEQ2SEQ), "bpe"),
-    "pegasus": ("PegasusForConditionalGeneration", recipe_of(PEGASUS, SEQ2SEQ), "bpe"),
 }
 """The class, the recipe and the tokenizer."""
 
@@ -87,35 +77,45 @@ def auto_of(recipe: Recipe) -> str:
     return AUTO.get(recipe.objective.kind, "AutoModelForCausalLM")
 
 
-def ours(loaded: LoadedModel, peer_inputs: Any) -> Tensor:
-    """Logits or scores of the inputs that a tokenizer of theirs made."""
-    segments = peer_inputs.get("token_type_ids")
-    tokens_BT, keep_BT = peer_inputs["input_ids"], peer_inputs["attention_mask"].bool()
-    lm = loaded.model
+def ours(loaded: LoadedModel, inputs: Any) -> Tensor:
+    """Logits, scores or hidden states of inputs of Transformers, where there is no padding."""
+    tokens_BT, keep_BT, lm = inputs["input_ids"], inputs["attention_mask"].bool(), loaded.model
+    spec: Any = loaded.recipe.objective
     with torch.no_grad():
         if loaded.recipe.model.reads == "source":
-            batch = Batch(peer_inputs["decoder_input_ids"], source_BS=tokens_BT, source_keep_BS=keep_BT)
+            batch = Batch(inputs["decoder_input_ids"], source_BS=tokens_BT, source_keep_BS=keep_BT)
             return lm.logits(lm(batch).hidden_BTD)
-        batch = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=segments)
+        batch = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=inputs.get("token_type_ids"))
         if isinstance(lm, Classifier):
             scores = lm.run_head(batch).scores
-            spec = loaded.recipe.objective
             return scores * (getattr(spec, "scale", None) or 1.0) + (getattr(spec, "center", None) or 0.0)
-        if isinstance(lm, Tagger):
+        if isinstance(lm, Tagger | SpanReader):
             return TokenHeadModel.run_head(lm, batch).scores[keep_BT]
-        hidden = lm(batch).hidden_BTD
-        return (hidden if loaded.recipe.objective.kind == "embedding" else lm.logits(hidden))[keep_BT]
+        hidden_BTD = lm(batch).hidden_BTD
+        if spec.kind == "embedding":
+            return hidden_BTD[keep_BT]
+        logits = lm.logits(hidden_BTD)[keep_BT]
+        if getattr(loaded.recipe.model, "next_sentence_head", False):
+            return torch.cat((logits.flatten(), lm.next_sentence_logits(hidden_BTD).flatten()))  # type: ignore[operator]
+        return logits
 
 
-def theirs(peer: Any, recipe: Recipe, peer_inputs: Any) -> Tensor:
+def theirs(peer: Any, inputs: Any) -> Tensor:
+    """The same of theirs."""
+    keep_BT = inputs["attention_mask"].bool()
     with torch.no_grad():
-        found = peer(**peer_inputs)
-    if recipe.objective.kind == "embedding":
-        kept: Tensor = found.last_hidden_state[peer_inputs["attention_mask"].bool()]
-        return kept
-    logits: Tensor = found.logits
-    is_row = recipe.objective.kind == "classification" or recipe.model.reads == "source"
-    return logits if is_row else logits[peer_inputs["attention_mask"].bool()]
+        found = peer(**inputs)
+    if "start_logits" in found:
+        result = torch.stack((found.start_logits, found.end_logits), -1)[keep_BT]
+    elif "seq_relationship_logits" in found:
+        result = torch.cat((found.prediction_logits[keep_BT].flatten(), found.seq_relationship_logits.flatten()))
+    elif "logits" not in found:
+        result = found.last_hidden_state[keep_BT]
+    else:
+        is_row = peer.config.is_encoder_decoder or "SequenceClassification" in type(peer).__name__
+        result = found.logits if is_row else found.logits[keep_BT]
+    assert isinstance(result, Tensor)
+    return result
 
 
 def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> None:

@@ -5,22 +5,23 @@ import os
 import zipfile
 from pathlib import Path
 
-from tests.support.peers import peer_in
+from tests.support.peers import BODIES, peer_in
 
 
-def sentence_transformers(folder: Path) -> Path:
-    """A small model as that library publishes them, with the mean of all positions."""
-    peer_in(folder, "bert")
-    kinds = ["Transformer", "Pooling"]
+def sentence_transformers(folder: Path, mode: str = "mean_tokens", *more: str, max_length: object = None) -> Path:
+    """A small model as that library publishes them. mode: of pooling. more: kinds of modules behind it."""
+    peer_in(folder, BODIES["bert"])
     modules = [
         {"idx": i, "name": str(i), "path": f"{i}_{kind}" * (i > 0), "type": f"sentence_transformers.models.{kind}"}
-        for i, kind in enumerate(kinds)
+        for i, kind in enumerate(("Transformer", "Pooling", *more))
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
+    pooling = {f"pooling_mode_{one}": one == mode for one in ("cls_token", "mean_tokens", mode)}
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(
-        json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
-    )
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))
+    if max_length is not None:
+        settings = {"max_seq_length": max_length, "do_lower_case": False}
+        (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
     return folder
 
 

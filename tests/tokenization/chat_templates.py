@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Inner
 
 from lmtool.tokenization.tokenizer import Tokenizer
+from tests.support.published_tokenizers import byte_cut, byte_level
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -104,33 +105,17 @@ class Published(NamedTuple):
     system: bool = True
 
 
+_CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_LLAMA3 = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+_GEMMA = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
 PUBLISHED = {
-    "smollm2": Published(CHATML, "bytes", ("<|im_start|>", "<|im_end|>"), "<|im_start|>", "<|im_end|>", "<|im_end|>"),
-    "qwen": Published(
-        QWEN, "bytes", ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), None, "<|endoftext|>", "<|im_end|>"
-    ),
-    "llama3": Published(
-        LLAMA3,
-        "bytes",
-        ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-        "<|begin_of_text|>",
-        "<|end_of_text|>",
-        "<|eot_id|>",
-    ),
+    "smollm2": Published(CHATML, "bytes", _CHATML[1:], "<|im_start|>", "<|im_end|>", "<|im_end|>"),
+    "qwen": Published(QWEN, "bytes", _CHATML, None, "<|endoftext|>", "<|im_end|>"),
+    "llama3": Published(LLAMA3, "bytes", _LLAMA3, "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"),
     "mistral": Published(MISTRAL, "pieces", ("<unk>", "<s>", "</s>"), "<s>", "</s>", "</s>", False),
     "mistral-words": Published(MISTRAL, "bytes", ("<s>", "</s>", "[INST]", "[/INST]"), "<s>", "</s>", "</s>", False),
-    "gemma": Published(
-        GEMMA,
-        "unigram",
-        ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"),
-        "<bos>",
-        "<eos>",
-        "<end_of_turn>",
-        False,
-    ),
-    "generation": Published(
-        GENERATION, "bytes", ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), None, "<|endoftext|>", "<|im_end|>"
-    ),
+    "gemma": Published(GEMMA, "unigram", _GEMMA, "<bos>", "<eos>", "<end_of_turn>", False),
+    "generation": Published(GENERATION, "bytes", _CHATML, None, "<|endoftext|>", "<|im_end|>"),
 }
 TEXTS = [
     "Who saw the ball? Tom saw it. You are kind, user and assistant: system 2024 model INST good bad dog cat ran "
@@ -138,9 +123,9 @@ TEXTS = [
 ] * 3
 
 
-def publish(folder: Path, name: str, **changes: Any) -> Path:
+def publish(folder: Path, of: str | Published, **changes: Any) -> Path:
     """Writes the tokenizer of a published model as its folder has it."""
-    own = PUBLISHED[name]
+    own = PUBLISHED[of] if isinstance(of, str) else of
     inner = _trained(own.kind, own.specials)
     if own.bos in ("<|begin_of_text|>", "<s>", "<bos>"):
         tokens = [(own.bos, inner.token_to_id(own.bos))]
@@ -165,20 +150,10 @@ def published(folder: Path, name: str, **changes: Any) -> Tokenizer:
 def _trained(kind: str, specials: tuple[str, ...]) -> Inner:
     added = [AddedToken(text, special=True, normalized=False) for text in specials]
     if kind == "bytes":
-        inner = Inner(models.BPE())
-        pattern = Regex(r"'s|\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-        inner.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(pattern, "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-        inner.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=400, special_tokens=added, initial_alphabet=alphabet, show_progress=False
-        )
-    elif kind == "pieces":
+        cut = byte_cut(r"'s|\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+        return byte_level(added, cut=cut, texts=TEXTS, vocab_size=400)
+    trainer: Any
+    if kind == "pieces":
         inner = Inner(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
         inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
         inner.decoder = decoders.Sequence(

@@ -10,16 +10,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from lmtool.errors import CheckpointError, LmtoolError
-from lmtool.recipe.spec.text import (
-    BpeTokenizer,
-    CharTokenizer,
-    TrainedTokenizerSpecBase,
-    WordPieceTokenizer,
-    WordTokenizer,
-)
 from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.support.examples import examples
+from tests.support.tokenizers import SPECS
 from tests.tokenization.chat_templates import PUBLISHED, TEXTS, publish, published
 
 
@@ -85,16 +79,11 @@ def test_the_assistant_writes_its_texts_and_their_ends_and_nothing_else(tmp_path
         assert (own[len(prompt) - 1], own[len(prompt)]) == (False, True)
 
 
-SPECS: dict[str, TrainedTokenizerSpecBase] = {
-    "bpe": BpeTokenizer(vocab_size=400),
-    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=120),
-    "char": CharTokenizer(kind="char"),
-    "word": WordTokenizer(kind="word", vocab_size=60),
-}
-OWN = {kind: Tokenizer.train(spec, TEXTS) for kind, spec in SPECS.items()}
+KINDS = ("bpe", "wordpiece", "char", "word")
+OWN = {kind: Tokenizer.train(SPECS[kind], TEXTS) for kind in KINDS}
 
 
-@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_plain_format_has_the_special_tokens_of_pairs(kind: str) -> None:
     t = OWN[kind]
     chat = ChatFormat.from_tokenizer_or_plain(t)

@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 
-from tests.support.texts import HOSTILE
 from tests.support.tokenizers import BPE, TOKENIZERS
 
 
@@ -17,34 +16,22 @@ def streamed(name: str, ids: list[int]) -> list[str]:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
 @settings(deadline=None)
-def test_the_parts_of_a_stream_are_the_decoding(name: str, data: st.DataObject) -> None:
+def test_the_parts_of_a_stream_are_the_decoding_and_the_characters_of_each_prefix_are_counted(
+    name: str, data: st.DataObject
+) -> None:
     tokenizer = TOKENIZERS[name]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40))
     parts = streamed(name, ids)
     assert "".join(parts) == tokenizer.decode(ids)
+    prefixes = [len(tokenizer.decode(ids[:n])) for n in range(len(ids) + 1)]
+    assert tokenizer.count_characters_of_decoded_prefixes(ids) == prefixes
     "".join(parts).encode()  # no half characters
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-@given(data=st.data())
-@settings(deadline=None)
-def test_the_characters_of_each_prefix_are_counted(name: str, data: st.DataObject) -> None:
-    tokenizer = TOKENIZERS[name]
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40))
-    assert tokenizer.count_characters_of_decoded_prefixes(ids) == [
-        len(tokenizer.decode(ids[:n])) for n in range(len(ids) + 1)
-    ]
 
 
 @given(st.lists(st.integers(10, BPE.vocab_size - 1), max_size=40))
 @settings(deadline=None)
 def test_bytes_decode_as_in_the_library(ids: list[int]) -> None:
     assert BPE.decode(ids) == Inner.from_str(BPE.to_json()).decode(ids, skip_special_tokens=True)
-
-
-@pytest.mark.parametrize("text", ["é👍🏽日本語\U0010ffff", *HOSTILE.values()])
-def test_no_part_of_a_character_is_emitted(text: str) -> None:
-    assert "".join(streamed("bpe", BPE.encode(text))) == text
 
 
 def test_broken_utf8_becomes_replacement_characters() -> None:

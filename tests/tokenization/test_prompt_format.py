@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import CharTokenizer
@@ -48,13 +49,18 @@ def prompt_format(model: str, objective: str, split: str = "auto") -> PromptForm
     return PromptFormat.from_recipe(Recipe.model_validate(recipe), TOKENIZER)
 
 
+def array(text: str) -> NDArray[Any]:
+    return TOKENIZER.encode_many([text])[0].astype(np.int64)
+
+
 def ids(text: str) -> list[int]:
-    return TOKENIZER.encode_many([text])[0].tolist()
+    return list(TOKENIZER.encode(text))
 
 
 def row(prompt_format: PromptFormat, *texts: str) -> list[int]:
     """Texts as complete rows."""
-    return prompt_format.encode_and_truncate_row([np.array(ids(text), dtype=np.int64) for text in texts])[0].tolist()
+    found: list[int] = prompt_format.encode_and_truncate_row([array(text) for text in texts])[0].tolist()
+    return found
 
 
 AB, CDE = ids("ab"), ids("cde")
@@ -68,16 +74,13 @@ ROWS = [
     ("decoder", "classification", "auto", [BOS, *AB, CLS], [BOS, *AB, SEP, *CDE, CLS]),
     ("encoder", "masked", "document", [CLS, *AB, SEP], [CLS, *AB, SEP, *CDE, SEP]),
     ("encoder", "classification", "auto", [CLS, *AB, SEP], [CLS, *AB, SEP, *CDE, SEP]),
-    ("encoder-decoder", "span-corruption", "document", *CLOSED),
     ("encoder-decoder", "seq2seq", "auto", *OPEN),
     ("prefix", "prefix", "document", *CLOSED),
-    ("prefix", "prefix", "slice", *OPEN),
     ("prefix", "seq2seq", "auto", *OPEN),
     ("decoder", "seq2seq", "auto", *OPEN),
     ("lstm", "causal", "document", *CLOSED),
     ("lstm", "classification", "auto", [BOS, *AB, CLS], [BOS, *AB, SEP, *CDE, CLS]),
     ("elmo", "bidirectional", "document", *CLOSED),
-    ("elmo", "classification", "auto", [BOS, *AB, CLS], [BOS, *AB, SEP, *CDE, CLS]),
     ("recurrent encoder-decoder", "seq2seq", "auto", *OPEN),
     ("averaging", "classification", "auto", *OPEN),
     ("ngram", "causal", "document", *CLOSED),
@@ -93,7 +96,7 @@ def test_a_row_has_the_special_tokens_of_its_family_and_fills_the_context(
     assert row(made, "ab") == one
     assert row(made, "ab", "cde") == two
     assert [*made.before, *AB, *made.after] == one
-    tokens, _, cut = made.encode_and_truncate_row([np.array(ids("abcdefgh" * 5)), np.array(ids("abc"))])
+    tokens, _, cut = made.encode_and_truncate_row([array("abcdefgh" * 5), array("abc")])
     # recurrent models have no context limit
     unlimited = model in ("lstm", "elmo", "recurrent encoder-decoder", "ngram", "skipgram")
     assert cut == (not unlimited)
@@ -154,11 +157,7 @@ def test_segments_are_given_to_models_that_know_them() -> None:
     # the special token after a text belongs to it, the first one to the first text
     assert segments.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert prompt_format("encoder", "classification").encode_and_truncate_row(texts)[1] is None
-
-
-def test_a_row_has_one_special_token_whatever_its_text() -> None:
-    assert row(prompt_format("decoder", "classification"), "[CLS]").count(CLS) == 1
-    assert row(prompt_format("averaging", "classification"), "") == [SEP]
+    assert row(prompt_format("averaging", "classification"), "") == [SEP], "a row has a token"
 
 
 @settings(max_examples=60, deadline=None)
@@ -174,9 +173,7 @@ def test_the_longest_texts_are_cut(sizes: list[int], room: int) -> None:
 
 
 def pair(made: PromptFormat, source: str, answer: str | None) -> tuple[list[int], list[int] | None, bool]:
-    found = made.encode_source_and_target(
-        np.array(ids(source), dtype=np.int64), None if answer is None else np.array(ids(answer), dtype=np.int64)
-    )
+    found = made.encode_source_and_target(array(source), None if answer is None else array(answer))
     return found.source.tolist(), None if found.target is None else found.target.tolist(), found.cut
 
 
@@ -201,7 +198,7 @@ def test_pairs_fill_the_context_and_no_more() -> None:
     assert pair(prompt_format("recurrent encoder-decoder", "seq2seq"), "abcdefgh" * 5, "abc")[2] is False
 
 
-@pytest.mark.parametrize("n_source", [1, 3, 11, 12, 13, 23, 24, 40])
+@pytest.mark.parametrize("n_source", [1, 12, 13, 40])
 def test_a_row_that_is_shared_keeps_room_for_an_answer(n_source: int) -> None:
     """At least half of it; and source and target together fill the room."""
     made = prompt_format("prefix", "seq2seq")
@@ -238,11 +235,9 @@ def test_a_decoder_loses_the_beginning_of_a_long_source_and_the_end_of_a_long_an
     assert pair(prompt_format("lstm", "seq2seq"), text, answer)[2] is False
 
 
-def published(folder: Path, name: str, context: int = 200, messages: str | None = None, **changes: Any) -> PromptFormat:
+def published(folder: Path, name: str, context: int = 200, **changes: Any) -> PromptFormat:
     recipe = {
-        "model": {**MODELS["decoder"], "context": context},
-        "objective": {"kind": "seq2seq"},
-        "data": {"messages_column": messages},
+        **{"model": {**MODELS["decoder"], "context": context}, "objective": {"kind": "seq2seq"}},
         "training": {"steps": 1, "batch_size": 1},
     }
     return PromptFormat.from_recipe(Recipe.model_validate(recipe), chat_templates.published(folder, name, **changes))
@@ -288,8 +283,8 @@ def test_a_conversation_learns_all_turns_of_the_assistant(tmp_path: Path) -> Non
     found = made.encode_and_truncate_conversation(messages)
     assert found.target is not None
     assert found.learned is not None
-    assert made.tokenizer.decode(found.target) == "Yes, Tom."
-    assert made.tokenizer.decode(found.source[found.learned]) == "Tom saw it."
+    assert made.tokenizer.decode(found.target.tolist()) == "Yes, Tom."
+    assert made.tokenizer.decode(found.source[found.learned].tolist()) == "Tom saw it."
     assert found.source.tolist() == made.chat.encode_prompt(messages[:-1])
     assert {int(found.target[-1]), int(found.source[found.learned][-1])} == made.chat.end_ids - {made.tokenizer.eos_id}
     short = published(tmp_path, "llama3", context=50).encode_and_truncate_conversation(messages)
@@ -311,7 +306,7 @@ def test_a_template_that_never_ends_a_turn_is_given_an_end(tmp_path: Path) -> No
     target = made.encode_and_truncate_conversation(messages).target
     assert target is not None
     assert target[-1] == made.tokenizer.eos_id
-    assert made.tokenizer.decode(target).strip() == "Tom"
+    assert made.tokenizer.decode(target.tolist()).strip() == "Tom"
 
 
 def test_the_date_in_prompts_does_not_depend_on_the_day(tmp_path: Path) -> None:

@@ -7,18 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtool.recipe.spec.text import BpeTokenizer, TrainedTokenizerSpecBase, WordPieceTokenizer, WordTokenizer
 from lmtool.tokenization import training
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.tokenization.training import MAX_RUN_CHARACTERS, split_long_runs
 from tests.support.texts import prose
+from tests.support.tokenizers import SPECS
 
-SPECS: dict[str, TrainedTokenizerSpecBase] = {
-    "bpe": BpeTokenizer(vocab_size=400),
-    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=400),
-    "word": WordTokenizer(kind="word", vocab_size=400),
-}
-MANY = 200_000
+MANY = 100_000
 RUNS = {
     "letters": "a" * MANY,
     "mixed": "ab1é" * (MANY // 4),
@@ -59,7 +54,7 @@ def test_pieces_are_the_text_without_long_runs(parts: list[tuple[str, int]]) -> 
     ("kind", "run"), [("bpe", "letters"), ("wordpiece", "mixed"), ("word", "marks"), ("bpe", "spaces")]
 )
 def test_a_tokenizer_is_trained_on_a_long_run_as_on_its_parts(kind: str, run: str) -> None:
-    """200,000 characters in one run, which took over a minute."""
+    """Of 200,000 characters in one run it took over a minute."""
     text = prose(3000)
     plain = [text, *re.findall(f"(?s).{{1,{MAX_RUN_CHARACTERS}}}", RUNS[run]), text]
     trained = Tokenizer.train(SPECS[kind], [text, RUNS[run], text])
@@ -74,5 +69,5 @@ def test_a_tokenizer_is_trained_on_a_long_run_as_on_its_parts(kind: str, run: st
 
 def test_a_word_with_marks_between_its_letters_is_cut_too() -> None:
     """Of one word to WordPiece, though no two neighbours are of one class."""
-    tokenizer = Tokenizer.train(SPECS["wordpiece"], [prose(3000), "हि" * 100_000])
+    tokenizer = Tokenizer.train(SPECS["wordpiece"], [prose(3000), "हि" * 50_000])
     assert tokenizer.decode(tokenizer.encode("हिहि")) == "हिहि"

@@ -63,20 +63,14 @@ def written(chat: ChatFormat, messages: list[Message]) -> str:
     return ("".join(map(stream.push, turn[:-1])) + stream.flush()).lstrip()
 
 
-def parsed(parser: ToolCallParser, *pieces: str) -> tuple[str, list[tuple[str, dict[str, Any]]], list[str]]:
+def parsed(parser: ToolCallParser | None, *pieces: str) -> tuple[str, list[tuple[str, dict[str, Any]]], list[str]]:
     """The text, the calls and their ids."""
     text, calls = "", list[ToolCall]()
+    assert parser is not None
     for i, piece in enumerate((*pieces, "")):
         shown, more = parser.push(piece, is_last=i == len(pieces))
         text, calls = text + shown, calls + more
     return text, [(call.name, call.arguments) for call in calls], [call.id for call in calls]
-
-
-@pytest.mark.parametrize("mark", UNSUPPORTED)
-def test_conventions_that_are_not_read_are_refused_by_name(tmp_path: Path, mark: str) -> None:
-    template = QWEN.replace("You may call", f"{mark} You may call")
-    with pytest.raises(ToolsUnsupportedError, match=UNSUPPORTED[mark].split()[0].strip(",")):
-        ChatFormat.from_tokenizer_or_plain(published(tmp_path, "qwen", chat_template=template)).with_tools(TOOLS)
 
 
 def test_special_tokens_around_calls_are_text_with_tools_and_only_then(formats: Any) -> None:
@@ -89,17 +83,20 @@ def test_special_tokens_around_calls_are_text_with_tools_and_only_then(formats: 
     assert formats("qwen").with_tools(TOOLS).visible_special_tokens == {}
 
 
-@pytest.mark.parametrize("name", sorted({*PUBLISHED} - {"qwen"}))
-def test_templates_without_tools_are_refused(tmp_path: Path, name: str) -> None:
-    chat = ChatFormat.from_tokenizer_or_plain(published(tmp_path, name))
-    with pytest.raises(ToolsUnsupportedError) as refused:
-        chat.with_tools(TOOLS)
-    assert len(refused.value.lines()) == 3
-    with pytest.raises(ToolsUnsupportedError):
-        chat.encode_prompt([*asked("", ToolCall("now", {}, "a")), USER])
+@pytest.mark.parametrize("mark", UNSUPPORTED)
+def test_conventions_that_are_not_read_are_refused_by_name(tmp_path: Path, mark: str) -> None:
+    template = QWEN.replace("You may call", f"{mark} You may call")
+    with pytest.raises(ToolsUnsupportedError, match=UNSUPPORTED[mark].split()[0].strip(",")):
+        ChatFormat.from_tokenizer_or_plain(published(tmp_path, "qwen", chat_template=template)).with_tools(TOOLS)
 
 
-def test_templates_whose_calls_cannot_be_read_are_refused(tmp_path: Path) -> None:
+def test_templates_without_tools_and_those_whose_calls_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    for name in {*PUBLISHED} - {"qwen"}:
+        chat = ChatFormat.from_tokenizer_or_plain(published(tmp_path / name, name))
+        with pytest.raises(ToolsUnsupportedError):
+            chat.with_tools(TOOLS)
+        with pytest.raises(ToolsUnsupportedError):
+            chat.encode_prompt([*asked("", ToolCall("now", {}, "a")), USER])
     other = QWEN.replace("tool_call>", "call>").replace('"arguments": ', '"with": ')
     loose = Tokenizer.train(WordTokenizer(kind="word", vocab_size=60), TEXTS)
     silent, unknown = (published(tmp_path / str(i), "qwen", **c) for i, c in enumerate([{}, {"chat_template": other}]))
@@ -130,7 +127,7 @@ def test_calls_of_a_template_are_read_back_from_any_pieces(formats: Any, name: s
     calls = data.draw(some)
     is_alone = name in ("llama", "mistral", "mistral-pieces", "json")
     content = "" if is_alone else data.draw(st.sampled_from(["", "I see."]))
-    answer = written(chat, asked(content, *(ToolCall(*call, f"id{i}") for i, call in enumerate(calls))))
+    answer = written(chat, asked(content, *(ToolCall(name, value, f"id{i}") for i, (name, value) in enumerate(calls))))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=6)))
     pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
     text, found, ids = parsed(chat.make_tool_call_parser("a"), *pieces)
@@ -140,23 +137,12 @@ def test_calls_of_a_template_are_read_back_from_any_pieces(formats: Any, name: s
 
 
 GOOD = '{"name": "now", "arguments": {}}'
+MARKS = ["<tool_call>", "</tool_call>", "[", "]", "{", "}", ",", "<", '"', "\\", "a", "<call>", "</call>"]
 PIECES = st.sampled_from(
     [
-        *(
-            "<tool_call>",
-            "</tool_call>",
-            "<tool_call>\n",
-            "\n</tool_call>",
-            "[TOOL_CALLS] [",
-            "]",
-            ", ",
-            "\n",
-            " ",
-            "a",
-        ),
-        *(GOOD, GOOD.replace("arguments", "parameters"), GOOD.replace("now", "later"), "{", "}", '"', "\\", '{"a": 1}'),
-        *('{"name": "now", "arguments": {"city": "}"}}', '{"name": "now", "arguments": [1]}', "<call>", "</call>"),
-        *('{"name": "now", "arguments": {"days": NaN}}', '{"name": "now", "arguments": {"days": 1e999}}', "<", "["),
+        *(*MARKS, "<tool_call>\n", "\n</tool_call>", "[TOOL_CALLS] [", ", ", "\n", " ", '{"a": 1}'),
+        *(GOOD, GOOD.replace("arguments", "parameters"), GOOD.replace("now", "later")),
+        *(GOOD.replace("{}", value) for value in ('{"city": "}"}', "[1]", '{"days": NaN}', '{"days": 1e999}')),
     ]
 )
 
@@ -262,11 +248,14 @@ def test_a_grammar_accepts_what_the_template_writes_and_no_other_calls(formats: 
     tokenizer = chat._tokenizer
 
     def ids(*calls: tuple[str, dict[str, Any]]) -> list[int]:
-        found, own = chat.encode_conversation(asked("", *(ToolCall(*call, f"id{i}") for i, call in enumerate(calls))))
+        found, own = chat.encode_conversation(
+            asked("", *(ToolCall(name, value, f"id{i}") for i, (name, value) in enumerate(calls)))
+        )
         turn = [token for token, is_own in zip(found, own, strict=True) if is_own]
         return turn[:-1]
 
-    rome, now = ("get_weather", {"city": 'R"ome', "days": 2}), ("now", {})
+    rome: tuple[str, dict[str, Any]] = ("get_weather", {"city": 'R"ome', "days": 2})
+    now: tuple[str, dict[str, Any]] = ("now", {})
     one, several = (chat.build_lark_grammar(TOOLS, several=several) for several in (False, True))
     assert accepts(tokenizer, one, ids(rome))
     assert accepts(tokenizer, several, ids(now))
@@ -281,17 +270,15 @@ def test_a_grammar_accepts_what_the_template_writes_and_no_other_calls(formats: 
     assert not accepts(tokenizer, one, ids(rome)[:-1])
 
 
-def test_a_grammar_writes_json_as_the_template_does(formats: Any) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "taken"),
+    [('{"city": "a", "days": 1}', True), ('{"city":"a", "days": 1}', False), ('{"city": "a",\n "days": 1}', False)],
+)
+def test_a_grammar_writes_json_as_the_template_does(formats: Any, arguments: str, taken: bool) -> None:
     chat: ChatFormat = formats("qwen").with_tools(TOOLS)
-    grammar, around = chat.build_lark_grammar(TOOLS, several=True), "<tool_call>\n{}\n</tool_call>"
-
-    def taken(arguments: str) -> bool:
-        call = around.format('{"name": "get_weather", "arguments": ' + arguments + "}")
-        return accepts(chat._tokenizer, grammar, chat._tokenizer.encode(call))
-
-    assert taken('{"city": "a", "days": 1}')
-    assert not taken('{"city":"a", "days": 1}')
-    assert not taken('{"city": "a",\n "days": 1}')
+    grammar = chat.build_lark_grammar(TOOLS, several=True)
+    call = f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
+    assert accepts(chat._tokenizer, grammar, chat._tokenizer.encode(call)) == taken
 
 
 def test_long_answers_take_no_longer_than_their_length() -> None:
@@ -321,6 +308,10 @@ parse_calls = partial(parse_tool_calls, message_number=1)
 DEEP = json.loads('{"a":' * 70 + "1" + "}" * 70)
 
 
+def called(**function: Any) -> list[dict[str, Any]]:
+    return [{"function": {"name": "now", **function}}]
+
+
 @pytest.mark.parametrize(
     ("read", "value", "where"),
     [
@@ -330,16 +321,14 @@ DEEP = json.loads('{"a":' * 70 + "1" + "}" * 70)
         (validate_tools, [{"name": "a"}], "tools[0].function"),
         (validate_tools, [TOOLS[0], {"function": {"name": "a b"}}], "tools[1].function.name"),
         (validate_tools, [TOOLS[0], TOOLS[0]], "the same name"),
-        (validate_tools, [{"function": {"name": "a", "parameters": [1]}}], "tools[0].function.parameters"),
+        (validate_tools, called(parameters=[1]), "tools[0].function.parameters"),
         (parse_calls, {"a": 1}, "tool_calls: "),
         (parse_calls, [3], "tool_calls[0]"),
-        (parse_calls, [{"id": 3, "function": {"name": "now"}}], "tool_calls[0].id"),
-        (parse_calls, [{"function": {"name": 3}}], f"{FUNCTION}.name"),
-        (parse_calls, [{"function": {"name": "now", "arguments": "{"}}], f"{FUNCTION}.arguments"),
-        (parse_calls, [{"function": {"name": "now", "arguments": [1]}}], f"{FUNCTION}.arguments"),
-        (parse_calls, [{"function": {"name": "now", "arguments": '{"a":' * 9999}}], f"{FUNCTION}.arguments"),
-        (parse_calls, [{"function": {"name": "now", "arguments": DEEP}}], "message 1: tool_calls"),
-        (parse_calls, [{"function": {"name": "now", "arguments": {"a": float("nan")}}}], f"{FUNCTION}.arguments"),
+        (parse_calls, [{"id": 3, **called()[0]}], "tool_calls[0].id"),
+        (parse_calls, called(name=3), f"{FUNCTION}.name"),
+        *((parse_calls, called(arguments=wrong), f"{FUNCTION}.arguments") for wrong in ("{", [1], '{"a":' * 9999)),
+        (parse_calls, called(arguments=DEEP), "message 1: tool_calls"),
+        (parse_calls, called(arguments={"a": float("nan")}), f"{FUNCTION}.arguments"),
     ],
 )
 def test_wrong_tools_and_calls_are_refused_where_they_are(read: Any, value: Any, where: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.tokenizer import Tokenizer
-from tests.tokenization.chat_templates import PUBLISHED, Published, publish
+from tests.tokenization.chat_templates import PUBLISHED, publish
 
 QWEN = """{%- if tools %}
 {{- '<|im_start|>system\\nYou may call:\\n' }}
@@ -101,16 +101,17 @@ CALLING = {
     "mistral-pieces": Calling(MISTRAL, "mistral", ("[INST]", "[/INST]", *_MARKS)),
     "json": Calling(JSON, "llama3"),
 }
+_CITY = {"city": {"type": "string"}, "days": {"type": "integer"}}
+_SCHEMAS: dict[str, dict[str, Any]] = {
+    "get_weather": {"properties": _CITY, "required": ["city"]},
+    "now": {"properties": {}},
+}
 TOOLS: tuple[dict[str, Any], ...] = tuple(
-    {"type": "function", "function": {"name": name, "description": "Says it.", "parameters": schema}}
-    for name, schema in {
-        "get_weather": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city"],
-        },
-        "now": {"type": "object", "properties": {}},
-    }.items()
+    {
+        "type": "function",
+        "function": {"name": name, "description": "Says it.", "parameters": {"type": "object", **schema}},
+    }
+    for name, schema in _SCHEMAS.items()
 )
 
 
@@ -118,5 +119,5 @@ def calling(folder: Path, name: str) -> ChatFormat:
     """The format of a model that calls functions."""
     own = CALLING[name]
     base = PUBLISHED[own.model]
-    PUBLISHED["calling"] = Published(*base)._replace(template=own.template, specials=(*base.specials, *own.specials))
-    return ChatFormat.from_tokenizer_or_plain(Tokenizer.load(publish(folder / name, "calling")))
+    calls = base._replace(template=own.template, specials=(*base.specials, *own.specials))
+    return ChatFormat.from_tokenizer_or_plain(Tokenizer.load(publish(folder / name, calls)))

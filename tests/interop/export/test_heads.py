@@ -2,6 +2,7 @@
 card says, and read back, with the same predictions."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,21 +21,11 @@ from lmtool.runs.load import LoadedModel, load_run
 from lmtool.tasks.predict import LabelPredictor, predict_table_lazily
 from lmtool.tasks.task import Prediction
 from tests.interop.runs import made
-from tests.support import peers
-from tests.support.cases import nightly_but
 from tests.support.exporting import executed
 from tests.support.peers import BODIES, peer_in
 
-ROWS = ["Tom and Anna went to the old harbour.", "It rained", "the boats stayed!  Why?", "sea wall " * 90]
+TEXTS = ["Tom and Anna went to the old harbour.", "It rained", "the boats stayed!  Why?", "sea wall " * 90]
 """The last one is longer than the context."""
-
-ENCODERS = ["bert", "roberta", "distilbert", "electra", "modernbert"]
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
 
 
 Bases = Callable[[str], LoadedModel]
@@ -47,10 +38,8 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
     @cache
     def base(body: str) -> LoadedModel:
         folder = tmp_path_factory.mktemp("published")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(peers.CASES, body, BODIES[body])
-            peer_in(folder, body)
-            return load_run(str(import_to_cache(str(folder))), CPU)
+        peer_in(folder, BODIES[body])
+        return load_run(str(import_to_cache(str(folder))), CPU)
 
     return base
 
@@ -71,7 +60,7 @@ def tuned(
     return made(folder / "run", recipe, base.tokenizer, biases=0.05)
 
 
-def head(kind: str = "classification", **values: Any) -> dict[str, Any]:
+def head(kind: str = "classification", /, **values: Any) -> dict[str, Any]:
     return {"kind": kind, **values}
 
 
@@ -79,112 +68,72 @@ def back(folder: Path) -> LoadedModel:
     return load_run(str(import_to_cache(str(folder))), CPU)
 
 
-def close(found: torch.Tensor, wanted: list[list[float]]) -> None:
+def close(found: torch.Tensor, wanted: list[Any]) -> None:
     torch.testing.assert_close(found.float(), torch.tensor(wanted), rtol=1e-4, atol=1e-4)
 
 
-THREE = {"task": "class", "labels": ("bad", "so so", "good")}
+THREE: dict[str, Any] = {"task": "class", "labels": ("bad", "so so", "good")}
 TANH = {**THREE, "dense": "tanh"}
 MEAN = {**THREE, "pool": "mean"}
+OWN = {"bert": "tanh", "distilbert": "relu", "electra": "gelu"}
+"""Bodies with classes of their own for heads on the first token, and the layer of that head."""
+NUMBER = {"task": "number", "center": 20.0, "scale": 3.0}
 HEADS: dict[str, dict[str, Any]] = {
-    "of the paper": TANH,
-    "mean": MEAN,
-    "mean of labels": {**MEAN, "task": "multi", "dense": "relu"},
-    "mean of numbers": {"task": "number", "center": 20.0, "scale": 3.0, "pool": "mean"},
-    "first of numbers": {"task": "number", "center": 20.0, "scale": 3.0, "dense": "tanh"},
-    "one score": {**MEAN, "labels": ("no", "yes"), "single_score": True},
-    "max": {**THREE, "pool": "max", "dense": "gelu"},
+    **{f"own of {body}": {**THREE, "dense": dense, "temperature": 3.0} for body, dense in OWN.items()},
+    "number": {**NUMBER, "dense": "tanh"},
+    "mean": {**MEAN, "temperature": 3.0},
+    "several labels": {**MEAN, "task": "multi", "dense": "relu", "layers": "mix"},
+    "number by attention": {**NUMBER, "pool": "attention", "layers": "mix-hidden"},
+    "one score": {**MEAN, "labels": ("no", "yes"), "single_score": True, "layers": 1, "temperature": 3.0},
+    "max": {**THREE, "pool": "max", "dense": "gelu", "dense_norm": True},
     "last": {**THREE, "pool": "last", "bias": False},
-    "attention": {**THREE, "pool": "attention"},
-    "mixed": {**THREE, "pool": "mean", "layers": "mix"},
-    "mixed, without embeddings": {**THREE, "pool": "first", "layers": "mix-hidden"},
-    "a layer of several": {**THREE, "pool": "mean", "layers": 1},
-    "normed": {**THREE, "pool": "mean", "dense": "gelu", "dense_norm": True},
 }
+ROWS = [(text,) for text in TEXTS]
 
 
-def classified(loaded: LoadedModel, rows: Sequence[tuple[str, ...]]) -> list[Prediction]:
+def classified(loaded: LoadedModel, rows: Sequence[tuple[str, ...]] = ROWS) -> list[Prediction]:
     classifier = LabelPredictor.from_model(loaded)
     return classifier.predict(classifier.encode(rows))
 
 
 @pytest.mark.parametrize(
     ("body", "kind"),
-    nightly_but(
-        [
-            *(("bert", kind) for kind in HEADS),
-            *((body, kind) for body in BODIES for kind in ("of the paper", "mean", "mixed") if body != "bert"),
-            *(("gpt2", kind) for kind in ("last", "first of numbers", "attention")),
-        ],
-        0,
-        17,
-        unpack=True,
-    ),
+    [
+        *((body, f"own of {body}") for body in OWN),
+        *(("bert", kind) for kind in ("number", "several labels", "number by attention", "one score", "max")),
+        *(("modernbert", "mean"), ("gpt2", "last")),
+    ],
 )
 def test_classifiers_of_any_head(body: str, kind: str, tmp_path: Path, bases: Bases) -> None:
+    """The temperature is in the weights: no note divides a second time. A class of its own has what it can express."""
     run = tuned(tmp_path, body, bases, head(**HEADS[kind]))
-    export(str(run), tmp_path / "out")
+    exported = export(str(run), tmp_path / "out")
+    own = kind in (f"own of {body}", "number", "last")
+    assert exported.architecture.endswith("ForSequenceClassification") == own
+    assert (tmp_path / "out" / "head.safetensors").exists() != own
     loaded, again = load_run(str(run), CPU), back(tmp_path / "out")
-    rows = [(text,) for text in ROWS]
-    wanted = classified(loaded, rows)
-    for found, one in zip(classified(again, rows), wanted, strict=True):
+    wanted = classified(loaded)
+    for found, one in zip(classified(again), wanted, strict=True):
         assert found.label == (pytest.approx(one.label) if HEADS[kind]["task"] == "number" else one.label)
         assert found.probabilities == pytest.approx(one.probabilities, abs=1e-6)
     if HEADS[kind]["task"] == "number":
-        close(executed(tmp_path / "out", texts=ROWS)["numbers"], [float(one.label) for one in wanted])
+        close(executed(tmp_path / "out", texts=TEXTS)["numbers"], [one.label for one in wanted])
     else:
-        found = executed(tmp_path / "out", texts=ROWS)["probabilities"]
-        close(found, [list(one.probabilities.values()) for one in wanted])
-
-
-@pytest.mark.parametrize("kind", nightly_but(["of the paper", "mean", "one score"], "of the paper", "mean"))
-def test_a_temperature_is_in_the_weights(kind: str, tmp_path: Path, bases: Bases) -> None:
-    """Of a head of its own class, of one beside its body, and of one score; no note divides a second time."""
-    spec = {**THREE, "dense": "tanh"} if kind == "of the paper" else MEAN
-    if kind == "one score":
-        spec = {"task": "class", "labels": ("no", "yes"), "single_score": True, "dense": "tanh"}
-    run = tuned(tmp_path, "bert", bases, head(**spec, temperature=3.0))
-    export(str(run), tmp_path / "out")
-    loaded, again = load_run(str(run), CPU), back(tmp_path / "out")
-    rows = [(text,) for text in ROWS]
-    wanted = [list(one.probabilities.values()) for one in classified(loaded, rows)]
-    close(executed(tmp_path / "out", texts=ROWS)["probabilities"], wanted)
-    close(torch.tensor([list(one.probabilities.values()) for one in classified(again, rows)]), wanted)
-    plain = tuned(tmp_path / "plain", "bert", bases, head(**spec))
-    for p, other in zip(wanted, classified(load_run(str(plain), CPU), rows), strict=True):
-        powers = [one ** (1 / 3) for one in other.probabilities.values()]
-        assert p == pytest.approx([one / sum(powers) for one in powers], abs=1e-5)
+        probabilities = executed(tmp_path / "out", texts=TEXTS)["probabilities"]
+        close(probabilities, [list(one.probabilities.values()) for one in wanted])
 
 
 def test_thresholds_are_in_the_note(tmp_path: Path, bases: Bases) -> None:
-    labels = {"task": "multi", "labels": ("a", "b", "c"), "thresholds": (0.1, 0.9, 0.9)}
+    labels: dict[str, Any] = {"task": "multi", "labels": ("a", "b", "c"), "thresholds": (0.1, 0.9, 0.9)}
     run = tuned(tmp_path, "bert", bases, head(**labels, dense="tanh"))
     export(str(run), tmp_path / "out")
-    rows = [(text,) for text in ROWS]
     assert back(tmp_path / "out").recipe.objective.thresholds == (0.1, 0.9, 0.9)  # type: ignore[union-attr]
-    found = classified(back(tmp_path / "out"), rows)
-    assert found == classified(load_run(str(run), CPU), rows)
+    found = classified(back(tmp_path / "out"))
+    assert found == classified(load_run(str(run), CPU))
     assert {one.label for one in found} == {("a",)}
     assert any(one.probabilities["c"] > 0.5 for one in found)
-    probabilities = executed(tmp_path / "out", texts=ROWS)["probabilities"]
-    above = executed(tmp_path / "out", texts=ROWS)["predicted"].tolist()
-    assert above == (probabilities > torch.tensor([0.1, 0.9, 0.9])).tolist()
-
-
-OWN = {
-    "bert": ("tanh", "BertForSequenceClassification"),
-    "roberta": ("tanh", "RobertaForSequenceClassification"),
-    "distilbert": ("relu", "DistilBertForSequenceClassification"),
-    "electra": ("gelu", "ElectraForSequenceClassification"),
-}
-
-
-@pytest.mark.parametrize("body", OWN)
-def test_what_a_class_expresses_is_of_that_class(body: str, tmp_path: Path, bases: Bases) -> None:
-    dense, architecture = OWN[body]
-    run = tuned(tmp_path, body, bases, head(**THREE, dense=dense))
-    assert export(str(run), tmp_path / "out").architecture == architecture
-    assert not (tmp_path / "out" / "head.safetensors").exists()
+    card = executed(tmp_path / "out", texts=TEXTS)
+    assert card["predicted"].tolist() == (card["probabilities"] > torch.tensor([0.1, 0.9, 0.9])).tolist()
 
 
 def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, bases: Bases) -> None:
@@ -196,19 +145,17 @@ def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, bases: Bases) -> 
     assert config.id2label == {0: "bad", 1: "so so", 2: "good"}
     again, wanted = back(tmp_path / "out"), load_run(str(run), CPU)
     assert again.recipe.objective == wanted.recipe.objective
-    rows = [(text,) for text in ROWS]
-    for found, one in zip(classified(again, rows), classified(wanted, rows), strict=True):
+    for found, one in zip(classified(again), classified(wanted), strict=True):
         assert found.probabilities == pytest.approx(one.probabilities, abs=0.05)
     assert "head.safetensors" in (tmp_path / "out" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("kind", nightly_but(["of the paper", "mean"], 0))
-def test_two_texts_a_row(kind: str, tmp_path: Path, bases: Bases) -> None:
+def test_two_texts_a_row_have_their_segments_and_columns(tmp_path: Path, bases: Bases) -> None:
     """With their segments, and their columns."""
     columns = ("the first", "the second")
-    run = tuned(tmp_path, "bert", bases, head(**HEADS[kind]), text_columns=columns)
+    run = tuned(tmp_path, "bert", bases, head(**TANH), text_columns=columns)
     export(str(run), tmp_path / "out")
-    rows = list(zip(ROWS, ROWS[1:] + ROWS[:1], strict=True))
+    rows = list(zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True))
     wanted = classified(load_run(str(run), CPU), rows)
     assert back(tmp_path / "out").recipe.data.text_columns == columns
     assert classified(back(tmp_path / "out"), rows) == wanted
@@ -216,20 +163,25 @@ def test_two_texts_a_row(kind: str, tmp_path: Path, bases: Bases) -> None:
     close(found, [list(one.probabilities.values()) for one in wanted])
 
 
-@pytest.mark.parametrize("kind", nightly_but(["of the paper", "mean"], "of the paper"))
-@pytest.mark.parametrize("body", nightly_but(["bert", "roberta", "modernbert", "gpt2"], "bert", "modernbert"))
-def test_a_context_shorter_than_the_positions(kind: str, body: str, tmp_path: Path, bases: Bases) -> None:
-    run = tuned(tmp_path, body, bases, head(**HEADS[kind]), context=20)
+@pytest.mark.parametrize(("body", "spec"), [("bert", TANH), ("modernbert", MEAN)])
+def test_a_context_shorter_than_the_positions(body: str, spec: dict[str, Any], tmp_path: Path, bases: Bases) -> None:
+    run = tuned(tmp_path, body, bases, head(**spec), context=20)
     export(str(run), tmp_path / "out")
-    loaded, again = load_run(str(run), CPU), back(tmp_path / "out")
+    again = back(tmp_path / "out")
     assert again.recipe.model.longest_row == 20
-    rows = [(text,) for text in ROWS]
-    assert classified(again, rows) == classified(loaded, rows)
+    assert classified(again) == classified(load_run(str(run), CPU))
 
 
-def damaged(folder: Path, bases: Bases, **changes: Any) -> Path:
-    """An exported directory, with another note."""
+@pytest.fixture(scope="module")
+def exported_mean(tmp_path_factory: pytest.TempPathFactory, bases: Bases) -> Path:
+    folder = tmp_path_factory.mktemp("mean")
     export(str(tuned(folder, "bert", bases, head(**MEAN))), folder / "out")
+    return folder / "out"
+
+
+def damaged(exported: Path, folder: Path, **changes: Any) -> Path:
+    """A copy of an exported directory, with another note."""
+    shutil.copytree(exported, folder / "out")
     config = json.loads((folder / "out" / "config.json").read_text())
     config["lmtool"] |= changes
     (folder / "out" / "config.json").write_text(json.dumps(config))
@@ -238,38 +190,27 @@ def damaged(folder: Path, bases: Bases, **changes: Any) -> Path:
 
 @pytest.mark.parametrize(
     ("changes", "what"),
-    nightly_but(
-        [
-            ({"objective": {**head(**MEAN), "dense": "tanh"}}, "dense.* is missing in its head"),
-            ({"objective": {**head(**MEAN), "pool": "middle"}}, "its configuration is of no model: objective"),
-            ({"objective": {**head(**MEAN), "labels": ("a",)}}, None),
-            ({"objective": 3}, "objective is 3, not of type dict"),
-            ({"context": -1}, "context is -1"),
-            ({"more": 1}, "unknown keys may change what it computes: lmtool.more"),
-        ],
-        0,
-        3,
-        unpack=True,
-    ),
+    [
+        ({"objective": {**head(**MEAN), "dense": "tanh"}}, "dense.* is missing in its head"),
+        ({"objective": {**head(**MEAN), "pool": "middle"}}, "its configuration is of no model: objective"),
+        ({"objective": 3}, "objective is 3, not of type dict"),
+        ({"context": -1}, "context is -1"),
+        ({"more": 1}, "unknown keys may change what it computes: lmtool.more"),
+    ],
 )
-def test_notes_that_do_not_fit(changes: dict[str, Any], what: str | None, tmp_path: Path, bases: Bases) -> None:
-    """The labels are those of Transformers, which may have been given other names."""
-    folder = damaged(tmp_path, bases, **changes)
-    if what is None:
-        assert back(folder).recipe.objective.labels == ("bad", "so so", "good")  # type: ignore[union-attr]
-        return
+def test_notes_that_do_not_fit(changes: dict[str, Any], what: str, tmp_path: Path, exported_mean: Path) -> None:
+    folder = damaged(exported_mean, tmp_path, **changes)
     with pytest.raises(CheckpointError, match=what):
         back(folder)
 
 
-def test_a_note_names_no_files(tmp_path: Path, bases: Bases) -> None:
-    folder = damaged(tmp_path, bases, data={"text_columns": ["review"], "train": ["other.csv"]})
-    assert back(folder).recipe.data.text_columns == ("review",)
-    assert back(folder).recipe.data.train == ()
-
-
-def test_a_body_without_its_head_is_a_body(tmp_path: Path, bases: Bases) -> None:
-    folder = damaged(tmp_path, bases)
+def test_a_note_names_no_files_and_no_labels_but_those_of_transformers(tmp_path: Path, exported_mean: Path) -> None:
+    """Which may have been given other names; and a body without its head is a body."""
+    notes = {"data": {"text_columns": ["review"], "train": ["other.csv"]}}
+    folder = damaged(exported_mean, tmp_path, **notes, objective={**head(**MEAN), "labels": ("a",)})
+    recipe = back(folder).recipe
+    assert (recipe.data.text_columns, recipe.data.train) == (("review",), ())
+    assert recipe.objective.labels == ("bad", "so so", "good")  # type: ignore[union-attr]
     (folder / "head.safetensors").unlink()
     assert back(folder).recipe.objective.kind == "embedding"
 
@@ -277,21 +218,18 @@ def test_a_body_without_its_head_is_a_body(tmp_path: Path, bases: Bases) -> None
 # Tags and answers
 
 WORDS = [["Tom", "and", "Anna", "went", "to", "the", "old", "harbour", "."], ["a"], ["It", "rained", "漢字", "Why"]]
-TAGS = {"labels": ("O", *(f"{part}-{name}" for name in ("PER", "LOC", "ORG", "BOAT") for part in "BI"))}
+TAGS: dict[str, Any] = {"labels": ("O", *(f"{part}-{name}" for name in ("PER", "LOC", "ORG", "BOAT") for part in "BI"))}
 
 
-@pytest.mark.parametrize(
-    ("body", "crf"),
-    nightly_but([*((body, False) for body in BODIES), ("bert", True), ("llama", True)], 0, "modernbert", unpack=True),
-)
-def test_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
+@pytest.mark.parametrize(("body", "crf"), [("bert", False), ("modernbert", False), ("llama", True)])
+def test_exported_taggers_give_the_same_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
     run = tuned(tmp_path, body, bases, head("tagging", **TAGS, crf=crf))
     exported = export(str(run), tmp_path / "out")
     own = body in OWN and not crf
     assert exported.architecture.endswith("ForTokenClassification") == own
     table = tmp_path / "words.jsonl"
     table.write_text("\n".join(json.dumps({"tokens": words, "tags": ["O"] * len(words)}) for words in WORDS))
-    wanted = [cells[0] for _, cells in predict_table_lazily(load_run(str(run), CPU), str(table)).rows]
+    wanted: list[Any] = [cells[0] for _, cells in predict_table_lazily(load_run(str(run), CPU), str(table)).rows]
     assert [cells[0] for _, cells in predict_table_lazily(back(tmp_path / "out"), str(table)).rows] == wanted
     assert [executed(tmp_path / "out", words=words)["tags"] for words in WORDS] == wanted
     assert len({tag for tags in wanted for tag in tags}) > 1
@@ -300,13 +238,10 @@ def test_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
 ASKED = [("Why?", "Tom and Anna went to the old harbour."), ("Who?", "It rained; the boats stayed!  Why?")]
 
 
-@pytest.mark.parametrize(
-    ("body", "threshold"),
-    nightly_but(
-        [*((body, None) for body in BODIES), ("bert", 0.5), ("modernbert", 0.5), ("gpt2", 0.5)], 0, 5, unpack=True
-    ),
-)
-def test_answers(body: str, threshold: float | None, tmp_path: Path, bases: Bases) -> None:
+@pytest.mark.parametrize(("body", "threshold"), [("bert", None), ("gpt2", 0.5)])
+def test_exported_readers_give_the_same_answers(
+    body: str, threshold: float | None, tmp_path: Path, bases: Bases
+) -> None:
     spec = {"max_answer": 4, "stride": 5, "null_threshold": threshold}
     run = tuned(tmp_path, body, bases, head("question-answering", **spec))
     exported = export(str(run), tmp_path / "out")
@@ -318,10 +253,7 @@ def test_answers(body: str, threshold: float | None, tmp_path: Path, bases: Base
     for (_, one), (_, other) in zip(predict_table_lazily(again, str(table)).rows, wanted, strict=True):
         assert one[:2] == other[:2]
         assert float(one[2]) == pytest.approx(float(other[2]), rel=1e-4, abs=1e-4)  # type: ignore[arg-type]
-    assert again.recipe.objective.model_dump() | {"dropout": 0, "layers": "last"} == {
-        **head("question-answering", **spec),
-        "dropout": 0,
-        "layers": "last",
-    }
+    same = {"dropout": 0, "layers": "last"}
+    assert again.recipe.objective.model_dump() | same == head("question-answering", **spec, **same)
     answers = [executed(tmp_path / "out", question=q, context=c)["answer"] for q, c in ASKED]
     assert answers == [cells[0] for _, cells in wanted]

@@ -68,7 +68,7 @@ def in_ollama(template: str, messages: list[dict[str, str]]) -> str:
 
 @pytest.mark.parametrize("chat", [CHATML, LLAMA2, "{{ bos_token }}" + CHATML, TRAINED_TEMPLATE])
 @pytest.mark.parametrize("begins", ["<s>", ""])
-def test_conversations(chat: str, begins: str) -> None:
+def test_ollamas_template_writes_what_the_chat_template_writes(chat: str, begins: str) -> None:
     written = format_modelfile("model.gguf", chat, TOKENS, begins, ["</s>"])
     assert written.startswith("FROM ./model.gguf\n")
     assert written.endswith('\nPARAMETER stop "</s>"\n')

@@ -20,9 +20,7 @@ from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from lmtool.tokenization.chat import Message
 from tests.interop.runs import SMALL, made, recipe_of, tokenizer_of
-from tests.support import peers
-from tests.support.cases import nightly_but
-from tests.support.peers import PLAIN, S, byte_level, peer_in
+from tests.support.peers import BEGUN, byte_level, peer, peer_in
 
 OWN = {
     **SMALL,
@@ -38,34 +36,27 @@ CHATML = (
     "{% for message in messages %}<|start|>{{ message.role }}: {{ message.content }}<|stop|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant: {% endif %}"
 )
-LLAMA = ("LlamaForCausalLM", {**PLAIN, "num_key_value_heads": 2})
 SPECIALS = ["<s>", "</s>", "<pad>", "<|start|>", "<|stop|>"]
-BODIES: dict[str, tuple[Any, ...]] = {
-    "begins": (*LLAMA, byte_level(SPECIALS, ("<s> $A", "<s> $A <s> $B")), S),
-    "bare": (*LLAMA, byte_level(SPECIALS, None), S),
-    "own": (),
-}
 CASES = [
-    ("own", "", PAIRS),
-    ("own", "", MESSAGES),
-    *((body, template, data) for body in ("begins", "bare") for template in ("", CHATML) for data in (PAIRS, MESSAGES)),
+    # how the tokenizer frames a text, or None for a model of ours; the chat template; the table
+    (None, "", PAIRS),
+    (None, "", MESSAGES),
+    (BEGUN, CHATML, PAIRS),
+    (BEGUN, "", MESSAGES),
+    ("", "", PAIRS),
+    ("", CHATML, MESSAGES),
 ]
 TEXTS = ["They waited", "", "  the rain <|stop|> [SEP] </s> walks ", "¿Qué? 漢字"]
 TURNS = [("user", "They waited"), ("assistant", "for the rain"), ("user", "and then?"), ("assistant", "they walked")]
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(peers, "CASES", {**peers.CASES, **BODIES})
-
-
-def answering(folder: Path, body: str, template: str, data: dict[str, Any]) -> Path:
-    """A run that answers, fine-tuned from a published model unless it is `own`."""
+def answering(folder: Path, framed: Any, template: str, data: dict[str, Any]) -> Path:
+    """A run that answers, fine-tuned from a published model or not."""
     objective = {"kind": "seq2seq"}
-    if body == "own":
+    if framed is None:
         return made(folder / "run", recipe_of(OWN, objective, data=data), tokenizer_of())
-    peer_in(folder / "published", body)
+    architecture, config, _, roles = peer("llama")
+    peer_in(folder / "published", (architecture, config, byte_level(SPECIALS, framed or None), roles))
     if template:
         (folder / "published" / "chat_template.jinja").write_text(template)
     base = load_run(str(import_to_cache(str(folder / "published"))), CPU)
@@ -96,41 +87,31 @@ def conversation(loaded: LoadedModel) -> list[int] | str:
         return refusal.what
 
 
-@pytest.mark.parametrize("form", nightly_but(["gguf", "directory"], "gguf"))
-@pytest.mark.parametrize(("body", "template", "data"), nightly_but(CASES, 0, 5, unpack=True))
-def test_prompts_are_read_back(form: str, body: str, template: str, data: dict[str, Any], tmp_path: Path) -> None:
-    run = answering(tmp_path, body, template, data)
-    if form == "gguf":
-        export_gguf_and_modelfile(str(run), tmp_path / "out.gguf", "f16")
-    else:
-        export(str(run), tmp_path / "out")
+@pytest.mark.parametrize(("framed", "template", "data"), CASES)
+def test_prompts_are_read_back(framed: Any, template: str, data: dict[str, Any], tmp_path: Path) -> None:
+    """And other programs read the same by the template alone, which llama.cpp gives no tokens but bos_token and
+    eos_token; they end at the same ids."""
+    run, out, file = answering(tmp_path, framed, template, data), tmp_path / "out", tmp_path / "out.gguf"
+    export_gguf_and_modelfile(str(run), file, "f16")
+    export(str(run), out)
     loaded = load_run(str(run), CPU)
-    again = load_run(str(import_to_cache(str(tmp_path / ("out.gguf" if form == "gguf" else "out")))), CPU)
-    assert again.recipe.objective.kind == "seq2seq"
-    assert {**again.recipe.data.model_dump(), "split": "auto"} == {**loaded.recipe.data.model_dump(), "split": "auto"}
-    assert [again.prompt_format.make_prompt(text, "for") for text in TEXTS] == [
-        loaded.prompt_format.make_prompt(text, "for") for text in TEXTS
-    ]
-    assert again.prompt_format.end_ids == loaded.prompt_format.end_ids
-    assert rows(again) == rows(loaded)
-    assert conversation(again) == conversation(loaded)
-
-
-@pytest.mark.parametrize(("body", "template", "data"), nightly_but(CASES, 0, 5, unpack=True))
-def test_other_programs_read_the_same_prompts(body: str, template: str, data: dict[str, Any], tmp_path: Path) -> None:
-    """By the template alone, which llama.cpp gives no tokens but bos_token and eos_token; they end at the same ids."""
-    run = answering(tmp_path, body, template, data)
-    export_gguf_and_modelfile(str(run), tmp_path / "out.gguf", "f16")
-    export(str(run), tmp_path / "out")
-    loaded = load_run(str(run), CPU)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for again in (load_run(str(import_to_cache(str(path))), CPU) for path in (out, file)):
+        assert again.recipe.objective.kind == "seq2seq"
+        kept = [{**one.recipe.data.model_dump(), "split": "auto"} for one in (again, loaded)]
+        assert kept[0] == kept[1]
+        for text in TEXTS:
+            assert again.prompt_format.make_prompt(text, "for") == loaded.prompt_format.make_prompt(text, "for")
+        assert again.prompt_format.end_ids == loaded.prompt_format.end_ids
+        assert rows(again) == rows(loaded)
+        assert conversation(again) == conversation(loaded)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     wanted = list(loaded.prompt_format.make_prompt("They waited").tokens)
     messages = [{"role": "user", "content": "They waited"}]
     assert tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"] == wanted
-    source = GgufContainer(tmp_path / "out.gguf").values["tokenizer.chat_template"]
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    source = environment.from_string(GgufContainer(file).values["tokenizer.chat_template"])
     tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
-    text = environment.from_string(source).render(messages=messages, add_generation_prompt=True, **tokens)
+    text = source.render(messages=messages, add_generation_prompt=True, **tokens)
     assert tokenizer.encode(text, add_special_tokens=False) == wanted
-    ends = transformers.GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id
-    assert {ends} if isinstance(ends, int) else {*ends} == loaded.prompt_format.end_ids
+    ends = transformers.GenerationConfig.from_pretrained(out).eos_token_id
+    assert ({ends} if isinstance(ends, int) else {*ends}) == loaded.prompt_format.end_ids

@@ -87,15 +87,10 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/api/validate-yaml":
             self.answer({"errors": [], "warnings": []})
         elif path == f"/api/models/{NAME}/preupload/main":
-            modes = [
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
-                    "shouldIgnore": False,
-                }
-                for file in json.loads(body)["files"]
-            ]
-            self.answer({"files": modes})
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            modes = {path: "lfs" if path.endswith(".safetensors") else "regular" for path in paths}
+            files = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
+            self.answer({"files": files})
         elif path == f"/{NAME}.git/info/lfs/objects/batch":
             objects = []
             for one in json.loads(body)["objects"]:

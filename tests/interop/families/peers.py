@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from pydantic import TypeAdapter
 from safetensors.torch import save_file
-from torch import nn
 
 from lmtool.interop.families import FAMILIES
 from lmtool.interop.families.config import StrictConfigReader
@@ -17,6 +15,7 @@ from lmtool.interop.families.family import Family
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec.objective import AnyObjective
 from lmtool.recipe.spec.transformer import Transformer
+from tests.support.peers import peer, random_model
 
 VOCAB = 13
 MANY = [f"tensor {i}" for i in range(1000)]
@@ -28,18 +27,11 @@ JUNK: tuple[Any, ...] = (
 """Values that a damaged or hostile config.json may have for any key."""
 
 
-def peer_of(architecture: str, config: dict[str, Any]) -> Any:
-    """A model of Transformers with random weights, norms and biases in float32."""
-    kind = getattr(transformers, architecture)
-    made = kind.config_class(**config)
-    made.architectures = [architecture]
-    peer = kind(made).eval()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, tensor in [*peer.named_parameters(), *peer.named_buffers()]:
-            if tensor.requires_grad or name == "final_logits_bias":
-                nn.init.normal_(tensor, std=0.3)
-    return peer
+def language_model(name: str) -> Any:
+    """A small random one of the table."""
+    architecture, config, *_ = peer(name)
+    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+    return random_model(architecture, {"vocab_size": VOCAB, **tokens, **config})
 
 
 def described(values: Mapping[str, Any], names: Sequence[str] = MANY) -> tuple[Transformer, AnyObjective]:

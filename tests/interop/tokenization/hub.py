@@ -3,29 +3,25 @@
 import io
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from tests.support.published_tokenizers import byte_cut, byte_level, word_pieces
+from tests.support.texts import HOSTILE
 
 ROOT = Path(__file__).parents[3]
 GPT2_END = "<|endoftext|>"
+NEOX = (GPT2_END, "<|padding|>")
+BERT_NAMES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+BERT_PAIR = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -47,70 +43,32 @@ class Form:
 # Texts
 
 
+RANGES = [(0x01, 0x7F), (0x7F, 0x250), (0x300, 0x530), (0x590, 0x700), (0x900, 0xE80), (0x1E00, 0x2070)]
+RANGES += [(0x2190, 0x2C00), (0x3040, 0x3100), (0x4E00, 0xA000), (0xAC00, 0xD7A4), (0xE000, 0xE100), (0xFB00, 0x30000)]
+
+
 def texts(n: int, seed: int, specials: list[str]) -> list[str]:
     """Random texts of all kinds of characters; many spell special tokens, glued and spaced."""
     rng = random.Random(seed)
-    words = (ROOT / "data/stories.valid.txt").read_text(encoding="utf-8")[:60_000].split()
-    lines = (ROOT / "data/translation.test.tsv").read_text(encoding="utf-8").splitlines()[:500]
-    ranges = [(0x20, 0x7F), (0xA0, 0x250), (0x370, 0x530), (0x590, 0x700), (0x900, 0xE80), (0x1E00, 0x2000)]
-    ranges += [(0x2000, 0x2070), (0x2190, 0x2C00), (0x3040, 0x3100), (0x4E00, 0xA000), (0xAC00, 0xD7A4)]
-    ranges += [(0xE000, 0xE100), (0xFB00, 0xFE00), (0xFE00, 0x10000), (0x10000, 0x20000), (0x20000, 0x30000)]
-    ranges += [(0xE0000, 0xE0100), (0x10FF00, 0x110000)]
-    code = ["def f(x):\n    return x**2", "{'a': [1, 2], \"b\": None}", "a\t= b;\r\n", "<p>hi</p>", "#!/bin/sh\n\n\n"]
-    emoji = ["👩‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "❤️", "#️⃣", "🇩🇪🇫🇷", "🤦🏿‍♂️", "\u200d", "\ufe0f"]
-    marks = [0x301, 0x308, 0x323, 0x302, 0x327, 0x20DD, 0x3099, 0x5B0, 0x64E, 0x93C]
+    lines = corpus(500)
+    hostile = [text[: rng.randint(1, 90)] for text in HOSTILE.values() if text]
 
-    def some(pieces: list[str], least: int, most: int, between: str = "") -> str:
-        return between.join(rng.choices(pieces, k=rng.randint(least, most)))
+    def piece() -> str:
+        match rng.randrange(5):
+            case 0:
+                return rng.choice(hostile)
+            case 1:
+                return "".join(chr(rng.randrange(*rng.choice(RANGES))) for _ in range(rng.randint(1, 8)))
+            case 2:
+                return rng.choice(" \n\t=a.\u2581") * rng.randint(1, 40)
+            case 3 if specials:
+                token = rng.choice(specials)
+                return rng.choice([token, token, token, token.upper(), token[1:], token.replace("_", " ")])
+        line = rng.choice(lines)
+        return line[: rng.randint(0, len(line))]
 
-    def scripts() -> str:
-        low, high = rng.choice(ranges)
-        return "".join(chr(rng.randrange(low, high)) for _ in range(rng.randint(1, 8)))
-
-    def planes() -> str:
-        codes = (rng.randrange(0x110000) for _ in range(rng.randint(1, 5)))
-        return "".join(chr(c) for c in codes if not 0xD800 <= c < 0xE000)
-
-    makers: list[Callable[[], str]] = [
-        lambda: some(words, 1, 6, " "),
-        lambda: some(words, 1, 4, rng.choice([", ", "  ", "\n", "-", "'", ""])),
-        lambda: rng.choice(lines)[: rng.randint(5, 60)],
-        lambda: some([*" \t\n\r\v\f", "\r\n", "\x85", "\xa0", "\u2003", "\u2028", "\u3000", "\u200b"], 1, 9),
-        lambda: rng.choice(" \n\t=a.\u2581") * rng.randint(2, 40),
-        lambda: "".join(chr(rng.randrange(0x20)) for _ in range(rng.randint(1, 4))),
-        lambda: some([chr(c) for c in (*range(0x7F, 0xA0), 0xAD, 0x202E, 0x2066, 0xFEFF, 0xFFFD, 0xFFFF)], 1, 4),
-        lambda: some(emoji, 1, 4, rng.choice(["", " "])),
-        lambda: "".join(c + chr(rng.choice(marks)) * rng.randint(0, 3) for c in rng.choice(words)),
-        lambda: some(list("שלום مرحبا \u200f\u202b123"), 2, 12),
-        lambda: some(list("日本語中文한국어、。「」ｱｲｳＡＢＣ"), 2, 12),
-        lambda: some(list("0123456789,.eE+-%²³½٣४"), 1, 12),
-        lambda: rng.choice(code),
-        lambda: some(words, 20, 40),  # one very long word
-        lambda: some(list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ'`_<>[]|/\\"), 1, 20),
-        scripts,
-        planes,
-    ]
-
-    def spelled() -> str:
-        token = rng.choice(specials)
-        if rng.random() < 0.2:
-            token = rng.choice([token.upper(), token.lower(), token[:-1], token[1:], token.replace("_", " ")])
-        return rng.choice(["", " ", "  ", "\n", "x", "."]) + token + rng.choice(["", " ", "  ", "\t", "x", ","])
-
-    def one() -> str:
-        parts = [rng.choice(makers)() for _ in range(rng.choice([1, 1, 1, 2, 3]))]
-        for _ in range(rng.choice([0, 0, 1, 1, 2]) if specials else 0):
-            parts.insert(rng.randint(0, len(parts)), spelled())
-        return rng.choice(["", "", " ", "   "]) + rng.choice(["", " ", "\n"]).join(parts)
-
-    return [
-        "",
-        " ",
-        "\n",
-        *specials,
-        *("".join(pair) for pair in pairwise(specials)),
-        *(one() for _ in range(n)),
-    ]
+    mixed = (rng.choice(["", " "]).join(piece() for _ in range(rng.randint(1, 5))) for _ in range(n))
+    return ["", " ", "\n", *specials, *("".join(pair) for pair in pairwise(specials)), *mixed]
 
 
 # Training
@@ -124,36 +82,14 @@ def corpus(lines: int = 1500) -> list[str]:
 
 @cache
 def byte_level_json(words: str, vocab_size: int, specials: tuple[str, ...]) -> str:
-    """A byte-level BPE of texts divided by a regular expression; by ByteLevel's own when it is empty."""
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = byte_level(words)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(specials),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    inner.train_from_iterator(corpus(), trainer)
+    """A byte-level BPE of texts divided by a regular expression; as GPT-2 does when it is empty."""
+    inner = byte_level(specials, cut=byte_cut(words), texts=corpus(), vocab_size=vocab_size)
     return str(inner.to_str())
 
 
-def byte_level(words: str) -> Any:
-    if not words:
-        return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    split = pre_tokenizers.Split(Regex(words), behavior="isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
 @cache
-def word_pieces(lowercase: bool, specials: tuple[str, ...]) -> Tokenizer:
-    inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    inner.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    inner.decoder = decoders.WordPiece(prefix="##")
-    trainer = trainers.WordPieceTrainer(vocab_size=900, special_tokens=list(specials), show_progress=False)
-    inner.train_from_iterator(corpus(), trainer)
-    return inner
+def word_pieces_json(lowercase: bool) -> str:
+    return str(word_pieces(corpus(), 900, ("[CLS]:0 $A:0 [SEP]:0", BERT_PAIR), lowercase=lowercase).to_str())
 
 
 @cache
@@ -198,7 +134,7 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
 
 
-def write_config(folder: Path, model_type: str, tokenizer_class: str | None, **values: Any) -> None:
+def write_config(folder: Path, model_type: str, tokenizer_class: str | None, /, **values: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", {"model_type": model_type})
     if tokenizer_class is not None:
@@ -241,14 +177,38 @@ def template(bos: str, bos_id: int) -> Any:
     )
 
 
+def special(*names: str, **options: Any) -> list[AddedToken]:
+    return [AddedToken(name, **{"special": True, "normalized": False, **options}) for name in names]
+
+
+def entries(first: int, names: Sequence[str], **options: bool) -> dict[str, dict[str, Any]]:
+    """Added tokens by their ids, as tokenizer_config.json has them."""
+    return {str(first + i): decoder_entry(name, **options) for i, name in enumerate(names)}
+
+
+def save(folder: Path, inner: Tokenizer, added: Sequence[AddedToken] = (), **steps: Any) -> None:
+    for step, value in steps.items():
+        setattr(inner, step, value)
+    inner.add_tokens(list(added))
+    inner.save(str(folder / "tokenizer.json"))
+
+
 # Families
+
+LLAMA3 = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|eot_id|>"]
+S = ["<unk>", "<s>", "</s>"]
+SENTENCEPIECE_ROLES = dict(zip(("unk_token", "bos_token", "eos_token"), S, strict=True))
+QWEN_NAMES = [GPT2_END, "<|im_start|>", "<|im_end|>"]
+GEMMA_NAMES = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+GEMMA_ROLES = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>", "unk_token": "<unk>"}
+ROBERTA_NAMES = ("<s>", "<pad>", "</s>", "<unk>")
+MARIAN_CODES = [">>deu<<", ">>nds<<"]
 
 
 def gpt2_file(folder: Path) -> None:
     write_config(folder, "gpt2", None, model_max_length=1024)
     inner = Tokenizer.from_str(byte_level_json("", 700, (GPT2_END,)))
-    inner.post_processor = processors.ByteLevel(trim_offsets=False)
-    inner.save(str(folder / "tokenizer.json"))
+    save(folder, inner, post_processor=processors.ByteLevel(trim_offsets=False))
 
 
 def gpt2_vocabulary(folder: Path) -> None:
@@ -256,265 +216,146 @@ def gpt2_vocabulary(folder: Path) -> None:
     write_vocabulary(folder, byte_level_json("", 700, (GPT2_END,)))
 
 
-NEOX_SPACES = {str(700 + i): decoder_entry(" " * (24 - i), normalized=True, special=False) for i in range(23)}
-
-
-def gpt_neox(described: bool) -> Files:
-    def write(folder: Path) -> None:
-        ends = (GPT2_END, "<|padding|>")
-        base = byte_level_json("", 700, ends)
-        listed = {"0": decoder_entry(ends[0]), "1": decoder_entry(ends[1]), **NEOX_SPACES}
-        roles = dict.fromkeys(["bos_token", "eos_token", "unk_token"], GPT2_END)
-        if described:
-            write_config(folder, "gpt_neox", "GPTNeoXTokenizer", add_prefix_space=False, **roles)
-            inner = Tokenizer.from_str(base)
-            inner.normalizer = normalizers.NFC()
-            inner.add_tokens([AddedToken(" " * (24 - i), normalized=True) for i in range(23)])
-            inner.post_processor = processors.ByteLevel()
-            inner.save(str(folder / "tokenizer.json"))
-        else:
-            write_config(folder, "gpt_neox", "GPTNeoXTokenizer", added_tokens_decoder=listed, **roles)
-            write_vocabulary(folder, base)
-
-    return write
+def gpt_neox(folder: Path) -> None:
+    spaces = entries(700, [" " * (24 - i) for i in range(23)], normalized=True, special=False)
+    roles = dict.fromkeys(["bos_token", "eos_token", "unk_token"], GPT2_END)
+    write_config(folder, "gpt_neox", "GPTNeoXTokenizer", added_tokens_decoder={**entries(0, NEOX), **spaces}, **roles)
+    write_vocabulary(folder, byte_level_json("", 700, NEOX))
 
 
 def llama3(folder: Path) -> None:
-    names = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|eot_id|>"]
-    listed = {str(800 + i): decoder_entry(name) for i, name in enumerate(names)}
-    write_config(
-        folder,
-        "llama",
-        "PreTrainedTokenizerFast",
-        added_tokens_decoder=listed,
-        bos_token=names[0],
-        eos_token=names[1],
-        chat_template="{{ messages }}",
-    )
-    inner = Tokenizer.from_str(byte_level_json(LLAMA3_WORDS, 800, ()))
-    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    inner.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template(names[0], 800)])
-    described = json.loads(inner.to_str())
+    roles = {"bos_token": LLAMA3[0], "eos_token": LLAMA3[1], "chat_template": "{{ messages }}"}
+    listed = entries(800, LLAMA3)
+    write_config(folder, "llama", "PreTrainedTokenizerFast", added_tokens_decoder=listed, **roles)
+    described = json.loads(byte_level_json(LLAMA3_WORDS, 800, ()))
     described["model"]["ignore_merges"] = True
-    write_json(folder / "tokenizer.json", described)
+    step = processors.Sequence([processors.ByteLevel(trim_offsets=False), template(LLAMA3[0], 800)])
+    save(folder, Tokenizer.from_str(json.dumps(described)), special(*LLAMA3), post_processor=step)
 
 
-LLAMA_CONFIG: dict[str, Any] = {
-    "add_bos_token": True,
-    "add_eos_token": False,
-    **{
-        role: {"__type": "AddedToken", **{k: v for k, v in decoder_entry(name).items() if k != "special"}}
-        for role, name in (("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>"))
-    },
-    "pad_token": None,
-}
-
-
-def sentencepiece_file(model_type: str, legacy: bool | None) -> Files:
+def sentencepiece_file(model_type: str, legacy: bool | None, folder: Path) -> None:
     """The tokenizer.model of Llama or Mistral."""
+    values: dict[str, Any] = {"add_bos_token": True, **({} if legacy is None else {"legacy": legacy})}
+    if model_type == "llama":
+        values |= {"add_eos_token": False, "pad_token": None}
+        for role, name in SENTENCEPIECE_ROLES.items():
+            entry = {key: value for key, value in decoder_entry(name).items() if key != "special"}
+            values[role] = {"__type": "AddedToken", **entry}
+    write_config(folder, model_type, "LlamaTokenizer", **values)
+    (folder / "tokenizer.model").write_bytes(bpe_model(user_defined_symbols="<sep>"))
 
-    def write(folder: Path) -> None:
-        values = {"add_bos_token": True} if model_type == "mistral" else LLAMA_CONFIG
-        values = values if legacy is None else {**values, "legacy": legacy}
-        write_config(folder, model_type, "LlamaTokenizer", **values)
-        (folder / "tokenizer.model").write_bytes(bpe_model(user_defined_symbols="<sep>"))
 
-    return write
-
-
-def sentencepiece_json(model_type: str, legacy: bool) -> Files:
+def sentencepiece_json(model_type: str, legacy: bool, folder: Path) -> None:
     """The tokenizer.json of Llama 2 or Mistral, where normalizers write the spaces."""
-
-    def write(folder: Path) -> None:
-        roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-        listed = {str(i): decoder_entry(name) for i, name in enumerate(["<unk>", "<s>", "</s>"])}
-        listed["900"] = decoder_entry("[INST]", special=False)
-        write_config(
-            folder,
-            model_type,
-            "LlamaTokenizer",
-            legacy=legacy,
-            added_tokens_decoder=listed,
-            add_bos_token=True,
-            **roles,
-        )
-        inner = Tokenizer(bpe_of(bpe_model(), "<unk>"))
-        inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-        inner.decoder = decoders.Sequence(steps)
-        inner.post_processor = template("<s>", 1)
-        names = ["<unk>", "<s>", "</s>"]
-        inner.add_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-        inner.save(str(folder / "tokenizer.json"))
-
-    return write
+    listed = {**entries(0, S), "900": decoder_entry("[INST]", special=False)}
+    options: dict[str, Any] = {"legacy": legacy, "added_tokens_decoder": listed, "add_bos_token": True}
+    write_config(folder, model_type, "LlamaTokenizer", **options, **SENTENCEPIECE_ROLES)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    save(
+        *(folder, Tokenizer(bpe_of(bpe_model(), "<unk>")), special(*S)),
+        normalizer=normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+        decoder=decoders.Sequence(steps),
+        post_processor=template("<s>", 1),
+    )
 
 
-QWEN_NAMES = [GPT2_END, "<|im_start|>", "<|im_end|>"]
+def qwen(model_type: str, described: bool, folder: Path) -> None:
+    thoughts = ["<think>", "</think>"] if model_type == "qwen3" else []
+    listed = {**entries(750, QWEN_NAMES), **entries(753, thoughts, special=False)}
+    roles = {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": GPT2_END, "unk_token": None}
+    values: dict[str, Any] = {"add_prefix_space": False, "added_tokens_decoder": listed, **roles}
+    values["additional_special_tokens"] = QWEN_NAMES[1:]
+    values["chat_template"] = [{"name": "tools", "template": "T"}, {"name": "default", "template": "D"}]
+    write_config(folder, model_type, "Qwen2Tokenizer", **values)
+    base = byte_level_json(QWEN2_WORDS, 750, ())
+    write_vocabulary(folder, base)
+    if described:
+        steps = {"normalizer": normalizers.NFC(), "post_processor": processors.ByteLevel(trim_offsets=False)}
+        save(folder, Tokenizer.from_str(base), [AddedToken(**entry) for entry in listed.values()], **steps)
 
 
-def qwen(model_type: str, described: bool) -> Files:
-    def write(folder: Path) -> None:
-        names = [*QWEN_NAMES, *(["<think>", "</think>"] if model_type == "qwen3" else [])]
-        listed = {str(750 + i): decoder_entry(n, special=not n.endswith("think>")) for i, n in enumerate(names)}
-        write_config(
-            folder,
-            model_type,
-            "Qwen2Tokenizer",
-            add_prefix_space=False,
-            added_tokens_decoder=listed,
-            additional_special_tokens=QWEN_NAMES[1:],
-            bos_token=None,
-            eos_token="<|im_end|>",
-            pad_token=GPT2_END,
-            unk_token=None,
-            chat_template=[{"name": "tools", "template": "T"}, {"name": "default", "template": "D"}],
-        )
-        base = byte_level_json(QWEN2_WORDS, 750, ())
-        write_vocabulary(folder, base)
-        if described:
-            inner = Tokenizer.from_str(base)
-            inner.normalizer = normalizers.NFC()
-            inner.add_tokens([AddedToken(**entry) for entry in listed.values()])
-            inner.post_processor = processors.ByteLevel(trim_offsets=False)
-            inner.save(str(folder / "tokenizer.json"))
-
-    return write
+def gemma(described: bool, folder: Path) -> None:
+    listed = entries(0, GEMMA_NAMES)
+    write_config(folder, "gemma", "GemmaTokenizer", add_bos_token=True, added_tokens_decoder=listed, **GEMMA_ROLES)
+    model = bpe_model(
+        **{"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "bos_piece": "<bos>", "eos_piece": "<eos>"},
+        **{"add_dummy_prefix": False, "user_defined_symbols": "<mask>,<start_of_turn>,\n\n,▁▁"},
+    )
+    if not described:
+        (folder / "tokenizer.model").write_bytes(model)
+        return
+    save(
+        *(folder, Tokenizer(bpe_of(model, "<unk>")), special(*GEMMA_NAMES)),
+        normalizer=normalizers.Replace(" ", "▁"),
+        pre_tokenizer=pre_tokenizers.Split(" ", behavior="merged_with_previous"),
+        decoder=decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
+        post_processor=template("<bos>", 2),
+    )
 
 
-GEMMA_ROLES = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>", "unk_token": "<unk>"}
+def bert(model_type: str, kind: str | None, lowercase: bool, described: bool, folder: Path, **values: Any) -> None:
+    write_config(folder, model_type, kind, **values, **({} if kind is None else {"do_lower_case": lowercase}))
+    inner = Tokenizer.from_str(word_pieces_json(lowercase))
+    if not described:
+        pieces = sorted(inner.get_vocab().items(), key=lambda piece: piece[1])
+        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece, _ in pieces), encoding="utf-8")
+        return
+    inner.enable_truncation(max_length=8)
+    inner.enable_padding(length=8, pad_id=0, pad_token="[PAD]")
+    save(folder, inner, special(*BERT_NAMES))
 
 
-def gemma(described: bool) -> Files:
-    def write(folder: Path) -> None:
-        names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
-        listed = {str(i): decoder_entry(name) for i, name in enumerate(names)}
-        write_config(folder, "gemma", "GemmaTokenizer", add_bos_token=True, added_tokens_decoder=listed, **GEMMA_ROLES)
-        model = bpe_model(
-            **{"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "bos_piece": "<bos>", "eos_piece": "<eos>"},
-            add_dummy_prefix=False,
-            user_defined_symbols="<mask>,<start_of_turn>,\n\n,▁▁",
-        )
-        if not described:
-            (folder / "tokenizer.model").write_bytes(model)
-            return
-        inner = Tokenizer(bpe_of(model, "<unk>"))
-        inner.normalizer = normalizers.Replace(" ", "▁")
-        inner.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
-        inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-        inner.post_processor = template("<bos>", 2)
-        inner.add_tokens([AddedToken(**entry) for entry in listed.values()])
-        inner.save(str(folder / "tokenizer.json"))
-
-    return write
-
-
-def olmo2(folder: Path) -> None:
-    roles = dict.fromkeys(["bos_token", "eos_token", "unk_token"], GPT2_END)
-    listed = {"800": decoder_entry(GPT2_END), "801": decoder_entry("|||EMAIL|||", special=False, normalized=True)}
-    write_config(folder, "olmo2", "GPT2Tokenizer", added_tokens_decoder=listed, **roles)
-    inner = Tokenizer.from_str(byte_level_json(LLAMA3_WORDS, 800, ()))
-    inner.add_tokens([AddedToken(**entry) for entry in listed.values()])
-    write_vocabulary(folder, inner.to_str())  # lie beside it, and are not read
-    inner.save(str(folder / "tokenizer.json"))
-
-
-BERT_NAMES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-
-def bert(model_type: str, tokenizer_class: str | None, lowercase: bool, described: bool, **values: Any) -> Files:
-    def write(folder: Path) -> None:
-        if tokenizer_class is not None:
-            values["do_lower_case"] = lowercase
-        write_config(folder, model_type, tokenizer_class, **values)
-        inner = Tokenizer.from_str(word_pieces(lowercase, BERT_NAMES).to_str())
-        ids = inner.get_vocab()
-        if not described:
-            lines = [*sorted(ids, key=lambda piece: ids[piece]), ""]
-            (folder / "vocab.txt").write_text("\n".join(lines), encoding="utf-8")
-            return
-        inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in BERT_NAMES])
-        inner.post_processor = processors.TemplateProcessing(
-            single="[CLS]:0 $A:0 [SEP]:0",
-            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-            special_tokens=[(name, ids[name]) for name in ("[CLS]", "[SEP]")],
-        )
-        inner.enable_truncation(max_length=8)
-        inner.enable_padding(length=8, pad_id=0, pad_token="[PAD]")
-        inner.save(str(folder / "tokenizer.json"))
-
-    return write
-
-
-ROBERTA_NAMES = ("<s>", "<pad>", "</s>", "<unk>")
-
-
-def roberta(model_type: str, described: bool) -> Files:
-    def write(folder: Path) -> None:
-        base = json.loads(byte_level_json("", 700, ROBERTA_NAMES))
-        base["model"]["vocab"]["<mask>"] = 700
-        base["added_tokens"] = []
-        if not described:
-            names = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>"}
-            mask = {k: v for k, v in decoder_entry("<mask>", lstrip=True).items() if k != "special"}
-            write_config(folder, model_type, None)
-            write_json(folder / "special_tokens_map.json", {**names, "mask_token": mask})
-            write_vocabulary(folder, json.dumps(base))
-            return
-        write_config(folder, model_type, None, model_max_length=512)
-        inner = Tokenizer.from_str(json.dumps(base))
-        inner.add_special_tokens([AddedToken(name, special=True, normalized=True) for name in ROBERTA_NAMES])
-        inner.add_special_tokens([AddedToken("<mask>", special=True, lstrip=True, normalized=False)])
-        inner.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), True, False)
-        inner.save(str(folder / "tokenizer.json"))
-
-    return write
+def roberta(model_type: str, described: bool, folder: Path) -> None:
+    base = json.loads(byte_level_json("", 700, ROBERTA_NAMES))
+    base["model"]["vocab"]["<mask>"] = 700
+    base["added_tokens"] = []
+    if not described:
+        names = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>"}
+        mask = {k: v for k, v in decoder_entry("<mask>", lstrip=True).items() if k != "special"}
+        write_config(folder, model_type, None)
+        write_json(folder / "special_tokens_map.json", {**names, "mask_token": mask})
+        write_vocabulary(folder, json.dumps(base))
+        return
+    write_config(folder, model_type, None, model_max_length=512)
+    added = [*special(*ROBERTA_NAMES, normalized=True), *special("<mask>", lstrip=True)]
+    step = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), True, False)
+    save(folder, Tokenizer.from_str(json.dumps(base)), added, post_processor=step)
 
 
 def modernbert(folder: Path) -> None:
     roles = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
-    listed = {str(750 + i): decoder_entry(name, lstrip=name == "[MASK]") for i, name in enumerate(BERT_NAMES)}
-    write_config(
-        folder, "modernbert", "PreTrainedTokenizerFast", added_tokens_decoder=listed, mask_token="[MASK]", **roles
-    )
-    inner = Tokenizer.from_str(byte_level_json("", 750, ()))
-    inner.normalizer = normalizers.NFC()
-    inner.add_tokens([AddedToken(**entry) for entry in listed.values()])
-    inner.post_processor = processors.TemplateProcessing(
+    listed = {**entries(750, BERT_NAMES[:-1]), "754": decoder_entry("[MASK]", lstrip=True)}
+    values: dict[str, Any] = {"added_tokens_decoder": listed, "mask_token": "[MASK]", **roles}
+    write_config(folder, "modernbert", "PreTrainedTokenizerFast", **values)
+    framing = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:0 [SEP]:0",
         special_tokens=[("[CLS]", 752), ("[SEP]", 753)],
     )
-    inner.save(str(folder / "tokenizer.json"))
+    added = [AddedToken(**entry) for entry in listed.values()]
+    inner = Tokenizer.from_str(byte_level_json("", 750, ()))
+    save(folder, inner, added, normalizer=normalizers.NFC(), post_processor=framing)
 
 
-def t5(described: bool) -> Files:
-    def write(folder: Path) -> None:
-        sentinels = [f"<extra_id_{i}>" for i in range(100)]
-        roles = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-        model = sentencepiece_model("unigram", vocab_size=800, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
-        if not described:
-            write_config(folder, "t5", "T5Tokenizer", extra_ids=100, **roles)
-            (folder / "spiece.model").write_bytes(model)
-            return
-        values = {"extra_ids": 100, "additional_special_tokens": sentinels}
-        write_config(folder, "t5", "T5Tokenizer", **values, **roles)
-        scores = [*pieces_of(model), *((name, 0.0) for name in reversed(sentinels))]
-        inner = Tokenizer(models.Unigram(scores, unk_id=2))
-        inner.normalizer = normalizers.Precompiled(ModelProto.FromString(model).normalizer_spec.precompiled_charsmap)
-        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-        inner.decoder = decoders.Metaspace()
-        names = ["<pad>", "</s>", "<unk>", *sentinels]
-        inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-        inner.post_processor = processors.TemplateProcessing(
-            single=["$A", "</s>"], pair=["$A", "</s>", "$B", "</s>"], special_tokens=[("</s>", 1)]
-        )
-        inner.save(str(folder / "tokenizer.json"))
-
-    return write
-
-
-MARIAN_CODES = [">>deu<<", ">>nds<<"]
+def t5(described: bool, folder: Path) -> None:
+    sentinels = [f"<extra_id_{i}>" for i in range(100)]
+    values: dict[str, Any] = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "extra_ids": 100}
+    if described:
+        values["additional_special_tokens"] = sentinels
+    write_config(folder, "t5", "T5Tokenizer", **values)
+    model = sentencepiece_model("unigram", vocab_size=800, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    if not described:
+        (folder / "spiece.model").write_bytes(model)
+        return
+    scores = [*pieces_of(model), *((name, 0.0) for name in reversed(sentinels))]
+    charsmap = ModelProto.FromString(model).normalizer_spec.precompiled_charsmap
+    save(
+        *(folder, Tokenizer(models.Unigram(scores, unk_id=2)), special("<pad>", "</s>", "<unk>", *sentinels)),
+        normalizer=normalizers.Precompiled(charsmap),
+        pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
+        decoder=decoders.Metaspace(),
+        post_processor=processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [("</s>", 1)]),
+    )
 
 
 def marian(folder: Path) -> None:
@@ -530,48 +371,37 @@ def marian(folder: Path) -> None:
     write_json(folder / "vocab.json", vocabulary)
 
 
-S = ["<s>", "</s>", "<unk>"]
+GEMMA = ["<bos>", "<eos>", "<mask>", "<start_of_turn>"]
+T5 = ["</s>", "<pad>", "<extra_id_0>", "<extra_id_99>"]
+BERT = list(BERT_NAMES)
 FORMS = {
     "gpt2 tokenizer.json": Form("gpt2", gpt2_file, [GPT2_END]),
     "gpt2 vocab.json": Form("gpt2", gpt2_vocabulary, [GPT2_END]),
-    "gpt_neox tokenizer.json": Form("gpt_neox", gpt_neox(True), [GPT2_END, "<|padding|>"]),
-    "gpt_neox vocab.json": Form("gpt_neox", gpt_neox(False), [GPT2_END, "<|padding|>"]),
+    "gpt_neox vocab.json": Form("gpt_neox", gpt_neox, [*NEOX]),
     "llama 3 tokenizer.json": Form("llama", llama3, ["<|begin_of_text|>", "<|eot_id|>"]),
-    "llama tokenizer.model": Form("llama", sentencepiece_file("llama", None), [*S, "<sep>", "<0x0A>"]),
-    "llama tokenizer.model, legacy": Form("llama", sentencepiece_file("llama", True), [*S, "<sep>"]),
-    "llama tokenizer.json": Form("llama", sentencepiece_json("llama", False), [*S, "[INST]"]),
-    "llama tokenizer.json, legacy": Form("llama", sentencepiece_json("llama", True), [*S, "[INST]"]),
-    "mistral tokenizer.model": Form("mistral", sentencepiece_file("mistral", None), [*S, "<sep>"]),
-    "mistral tokenizer.json": Form("mistral", sentencepiece_json("mistral", True), [*S, "[INST]"]),
-    "qwen2 tokenizer.json": Form("qwen2", qwen("qwen2", True), QWEN_NAMES),
-    "qwen2 vocab.json": Form("qwen2", qwen("qwen2", False), QWEN_NAMES),
-    "qwen3 tokenizer.json": Form("qwen3", qwen("qwen3", True), [*QWEN_NAMES, "<think>"]),
-    "qwen3 vocab.json": Form("qwen3", qwen("qwen3", False), [*QWEN_NAMES, "<think>"]),
-    "gemma tokenizer.json": Form("gemma", gemma(True), ["<bos>", "<eos>", "<mask>", "<start_of_turn>"]),
-    "gemma tokenizer.model": Form("gemma", gemma(False), ["<bos>", "<eos>", "<mask>", "<start_of_turn>"]),
-    "olmo2 tokenizer.json": Form("olmo2", olmo2, [GPT2_END, "|||EMAIL|||"]),
-    "bert tokenizer.json": Form("bert", bert("bert", "BertTokenizer", False, True), list(BERT_NAMES)),
-    "bert vocab.txt": Form("bert", bert("bert", None, True, False), list(BERT_NAMES)),
+    "llama tokenizer.model": Form("llama", partial(sentencepiece_file, "llama", None), [*S, "<sep>", "<0x0A>"]),
+    "llama tokenizer.model, legacy": Form("llama", partial(sentencepiece_file, "llama", True), [*S, "<sep>"]),
+    "llama tokenizer.json": Form("llama", partial(sentencepiece_json, "llama", False), [*S, "[INST]"]),
+    "mistral tokenizer.model": Form("mistral", partial(sentencepiece_file, "mistral", None), [*S, "<sep>"]),
+    "mistral tokenizer.json, legacy": Form("mistral", partial(sentencepiece_json, "mistral", True), [*S, "[INST]"]),
+    "qwen2 vocab.json": Form("qwen2", partial(qwen, "qwen2", False), QWEN_NAMES),
+    "qwen3 tokenizer.json": Form("qwen3", partial(qwen, "qwen3", True), [*QWEN_NAMES, "<think>"]),
+    "gemma tokenizer.json": Form("gemma", partial(gemma, True), GEMMA),
+    "gemma tokenizer.model": Form("gemma", partial(gemma, False), GEMMA),
+    "bert tokenizer.json": Form("bert", partial(bert, "bert", "BertTokenizer", False, True), BERT),
+    "bert vocab.txt": Form("bert", partial(bert, "bert", None, True, False), BERT),
     "bert vocab.txt, cased": Form(
-        "bert", bert("bert", "BertTokenizer", False, False, tokenize_chinese_chars=False), list(BERT_NAMES)
+        "bert", partial(bert, "bert", "BertTokenizer", False, False, tokenize_chinese_chars=False), BERT
     ),
-    "distilbert tokenizer.json": Form(
-        "distilbert", bert("distilbert", "DistilBertTokenizer", True, True), list(BERT_NAMES)
-    ),
-    "distilbert vocab.txt": Form(
-        "distilbert", bert("distilbert", "DistilBertTokenizer", True, False, strip_accents=False), list(BERT_NAMES)
-    ),
-    "electra tokenizer.json": Form("electra", bert("electra", "ElectraTokenizer", True, True), list(BERT_NAMES)),
     "electra vocab.txt": Form(
-        "electra", bert("electra", "ElectraTokenizer", False, False, strip_accents=True), list(BERT_NAMES)
+        "electra", partial(bert, "electra", "ElectraTokenizer", False, False, strip_accents=True), BERT
     ),
-    "roberta tokenizer.json": Form("roberta", roberta("roberta", True), [*S, "<mask>"]),
-    "roberta vocab.json": Form("roberta", roberta("roberta", False), [*S, "<mask>"]),
-    "modernbert tokenizer.json": Form("modernbert", modernbert, list(BERT_NAMES)),
-    "t5 tokenizer.json": Form("t5", t5(True), ["</s>", "<pad>", "<extra_id_0>", "<extra_id_99>"]),
-    "t5 spiece.model": Form("t5", t5(False), ["</s>", "<pad>", "<extra_id_0>", "<extra_id_99>"]),
-    "bart tokenizer.json": Form("bart", roberta("bart", True), [*S, "<mask>"]),
-    "bart vocab.json": Form("bart", roberta("bart", False), [*S, "<mask>"]),
+    "roberta tokenizer.json": Form("roberta", partial(roberta, "roberta", True), [*S, "<mask>"]),
+    "roberta vocab.json": Form("roberta", partial(roberta, "roberta", False), [*S, "<mask>"]),
+    "modernbert tokenizer.json": Form("modernbert", modernbert, BERT),
+    "t5 tokenizer.json": Form("t5", partial(t5, True), T5),
+    "t5 spiece.model": Form("t5", partial(t5, False), T5),
+    "bart vocab.json": Form("bart", partial(roberta, "bart", False), [*S, "<mask>"]),
     "marian": Form("marian", marian, ["</s>", "<unk>", "<pad>"]),
 }
 """Families in the forms that the hub has."""
