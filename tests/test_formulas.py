@@ -343,7 +343,8 @@ def compare_word_vectors(recipe: Recipe) -> None:
         return
     spec: Any = recipe.objective
     vocabulary = VocabularyInfo(size, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(7)), COUNTS)
-    objective, built = build_objective(recipe, vocabulary), randomised(build(recipe.model, size))
+    objective = build_objective(recipe, vocabulary)
+    built: Any = randomised(build(recipe.model, size))
     v, u = array(built.centres.weight), array(built.neighbours.weight)
     rng = np.random.default_rng(0)
     if spec.kind == "glove":

@@ -4,7 +4,7 @@ Python's own functions are watched, so no library, no privilege and no variable 
 are opened for writing are those of `_pyio`, whose writes go through os.write one by one.
 """
 
-import _pyio  # type: ignore[import-not-found]
+import _pyio
 import builtins
 import fcntl
 import io

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 import pytest
 
 from tests.support.cli import CommandLine, pipe_in

@@ -10,7 +10,7 @@ from lmtool.batch import IGNORE, Batch, Mask
 from lmtool.model import LanguageModel
 from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.blocks import FeedForward
-from lmtool.model.layers.experts import Experts  # type: ignore[import-untyped]
+from lmtool.model.layers.experts import Experts
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
 from tests.support import tiny

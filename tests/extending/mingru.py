@@ -8,7 +8,7 @@ import torch
 from lmtool.batch import Batch, Mask
 from lmtool.errors import RecipeError
 from lmtool.model.layers.attention import AttentionOp
-from lmtool.model.layers.mingru import MinGru, scan  # type: ignore[import-untyped]
+from lmtool.model.layers.mingru import MinGru, scan
 from lmtool.recipe.load import load
 from tests.support import tiny
 

@@ -138,7 +138,7 @@ def test_a_text_that_is_alone_takes_fewer_passes_and_one_beside_others_has_no_dr
 
 def test_a_proposal_that_fails_ends_its_own_text_alone() -> None:
     draft = NGramDraft(3)
-    draft.start_proposals = lambda *given: 1 // 0  # type: ignore[method-assign,return-value]
+    draft.start_proposals = lambda *given: 1 // 0
     engine = Engine(HistoryModel(), chunk=64, draft=draft, only_exact_drafts=True, isolate_failures=True)
     first, second = requests_of([3, 4])
     id = engine.add(first)

@@ -4,7 +4,7 @@ import json
 from functools import cache
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings

@@ -87,7 +87,7 @@ def ours(loaded: LoadedModel, inputs: Any) -> Tensor:
             return lm.logits(lm(batch).hidden_BTD)
         batch = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=inputs.get("token_type_ids"))
         if isinstance(lm, Classifier):
-            scores = lm.run_head(batch).scores
+            scores: Tensor = lm.run_head(batch).scores
             return scores * (getattr(spec, "scale", None) or 1.0) + (getattr(spec, "center", None) or 0.0)
         if isinstance(lm, Tagger | SpanReader):
             return TokenHeadModel.run_head(lm, batch).scores[keep_BT]
@@ -127,7 +127,8 @@ def executed(folder: Path, **values: Any) -> dict[str, Any]:
     card = (folder / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     for name, value in values.items():
-        code, n = re.subn(rf"^{name} = .*$", lambda _, line=f"{name} = {value!r}": line, code, flags=re.MULTILINE)
+        line = f"{name} = {value!r}".replace("\\", r"\\")
+        code, n = re.subn(rf"^{name} = .*$", line, code, flags=re.MULTILINE)
         assert n == 1, f"{name} in {code}"
     found: dict[str, Any] = {}
     exec(code.replace("DIRECTORY", str(folder)), found)
