@@ -88,7 +88,7 @@ def ours(loaded: LoadedModel, inputs: Any) -> Tensor:
         batch = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=inputs.get("token_type_ids"))
         if isinstance(lm, Classifier):
             scores: Tensor = lm.run_head(batch).scores
-            return scores * (getattr(spec, "scale", None) or 1.0) + (getattr(spec, "center", None) or 0.0)
+            return scores * float(getattr(spec, "scale", None) or 1.0) + float(getattr(spec, "center", None) or 0.0)
         if isinstance(lm, Tagger | SpanReader):
             return TokenHeadModel.run_head(lm, batch).scores[keep_BT]
         hidden_BTD = lm(batch).hidden_BTD
