@@ -1,12 +1,15 @@
 """The same request in float32 gives the same tokens in batches of 1, 2, 7 and 32; and cached as without a cache, for
 real models of each family."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from lmtool.batch import Batch
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
+from lmtool.model.language_model import DecodeState
 from lmtool.model.packed import pack_weights_
 from lmtool.tokenization.prompt_format import Prompt
 from tests.reference import decoding as reference
@@ -21,14 +24,14 @@ STRATEGIES = [
 ]
 
 
-def tokens_of(model, prompts, settings, max_rows):
+def tokens_of(model: Any, prompts: Any, settings: SamplingParams, max_rows: Any) -> Any:
     results = collect(generate(model, prompts, settings, end_ids={2}, max_rows=max_rows))
     return {request: tokens for request, (tokens, _) in results.items()}
 
 
 @pytest.mark.parametrize("settings", nightly_but(STRATEGIES, 0), ids=lambda settings: settings.strategy)
 @pytest.mark.parametrize("family", nightly_but(FAMILIES, "decoder", "lstm"))
-def test_requests_are_the_same_in_any_batch(family, settings):
+def test_requests_are_the_same_in_any_batch(family: str, settings: SamplingParams) -> None:
     model = model_of(family, torch.float32)
     prompts = prompts_of(model, 16)
     alone = tokens_of(model, prompts, settings, 1)
@@ -38,14 +41,16 @@ def test_requests_are_the_same_in_any_batch(family, settings):
 
 
 @pytest.mark.parametrize(("family", "n_reads"), [("decoder", 2), ("lstm", 4)])
-def test_prompts_of_about_the_same_length_are_read_together(family, n_reads, monkeypatch):
+def test_prompts_of_about_the_same_length_are_read_together(
+    family: str, n_reads: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the state holds all positions: 8 to 10 tokens, and 15; else each length is read by itself."""
     model = model_of(family, torch.float64)
     prompts = [Prompt(tuple(range(n))) for n in (8, 15, 10, 9)]
     alone = tokens_of(model, prompts, STRATEGIES[0], 1)
     read, advance = [], model.forward_incremental
 
-    def reading(tokens_BT, state):
+    def reading(tokens_BT: torch.Tensor, state: DecodeState) -> Any:
         read.append(tokens_BT)
         return advance(tokens_BT, state)
 
@@ -60,7 +65,7 @@ def test_prompts_of_about_the_same_length_are_read_together(family, n_reads, mon
 @pytest.mark.parametrize(
     "family", nightly_but(["decoder", "encoder-decoder", "bahdanau"], "decoder", "encoder-decoder")
 )
-def test_packed_matrices_write_the_same_in_any_batch_and_as_plain_ones(family, settings):
+def test_packed_matrices_write_the_same_in_any_batch_and_as_plain_ones(family: str, settings: SamplingParams) -> None:
     """As in the commands; the plain model is float64, for the result without rounding."""
     prompts = prompts_of(model_of(family, torch.float32), 12)
     exact = tokens_of(model_of(family, torch.float64), prompts, settings, 1)
@@ -72,15 +77,15 @@ def test_packed_matrices_write_the_same_in_any_batch_and_as_plain_ones(family, s
 
 @pytest.mark.parametrize("settings", nightly_but(STRATEGIES, 0, 2), ids=lambda settings: settings.strategy)
 @pytest.mark.parametrize("family", nightly_but(FAMILIES, "decoder", "encoder-decoder", "gru-attention"))
-def test_cached_equals_uncached(family, settings):
+def test_cached_equals_uncached(family: str, settings: SamplingParams) -> None:
     model = model_of(family, torch.float64)
     prompts = prompts_of(model, 5, seed=3)
 
-    def without_cache(prompt):
+    def without_cache(prompt: Any) -> Any:
         source_BS = None if prompt.source is None else torch.tensor([prompt.source])
 
         @torch.inference_mode()
-        def logits_after(ids):
+        def logits_after(ids: list[int]) -> Any:
             tokens_BT = torch.tensor([ids])
             if model.reads == "source":  # a prefix LM has no forward pass with a separate source
                 hidden_BTD, _ = model.forward_incremental(

@@ -1,6 +1,7 @@
 import random
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ FORMATS = {
 """Of a model that was trained on texts, and of one that was trained on documents."""
 
 
-def scripted(text, end=False, **options):
+def scripted(text: Any, end: Any = False, **options: Any) -> Any:
     """The pieces and the completion of a model that writes `text`."""
     tokenizer = ByteTokenizer()
     script = tokenizer.encode(text) if isinstance(text, str) else [SPECIAL + byte for byte in text]
@@ -36,7 +37,7 @@ def scripted(text, end=False, **options):
     return [piece.text for piece in pieces], pieces[-1].completion
 
 
-def test_a_completion_holds_what_was_written():
+def test_a_completion_holds_what_was_written() -> None:
     pieces, completion = scripted("ciao")
     assert pieces == ["c", "i", "a", "o"]
     assert (completion.prompt, completion.text, completion.sample, completion.seed) == (">", "ciao", 0, 4)
@@ -45,7 +46,7 @@ def test_a_completion_holds_what_was_written():
     assert completion.finish_reason == "length"
 
 
-def test_the_end_token_ends_a_document_and_is_no_text():
+def test_the_end_token_ends_a_document_and_is_no_text() -> None:
     pieces, completion = scripted("ciao", end=True)
     assert pieces == ["c", "i", "a", "o", ""]
     assert completion.text == "ciao"
@@ -54,14 +55,14 @@ def test_the_end_token_ends_a_document_and_is_no_text():
 
 
 @pytest.mark.parametrize("text", ["naïve “ü”…", "日本語", "👩‍👩‍👧 family", "a\u0301e"])
-def test_characters_never_come_in_parts(text):
+def test_characters_never_come_in_parts(text: Any) -> None:
     pieces, completion = scripted(text)
     assert completion.text == text
     assert "\ufffd" not in "".join(pieces)
     assert [piece for piece in pieces if piece] == list(text)
 
 
-def test_a_character_cut_by_the_length_is_replaced_at_the_end_only():
+def test_a_character_cut_by_the_length_is_replaced_at_the_end_only() -> None:
     pieces, _ = scripted("né".encode()[:-1])
     assert pieces == ["n", "\ufffd"]
 
@@ -82,7 +83,7 @@ def test_a_character_cut_by_the_length_is_replaced_at_the_end_only():
         ("two", ["one"], "two", "length"),
     ],
 )
-def test_stop_strings_are_cut_off_and_never_shown_in_part(text, stop, expected, finish):
+def test_stop_strings_are_cut_off_and_never_shown_in_part(text: Any, stop: Any, expected: Any, finish: Any) -> None:
     pieces, completion = scripted(text, stop=tuple(stop))
     assert "".join(pieces) == completion.text == expected
     assert completion.finish_reason == finish
@@ -92,12 +93,12 @@ def test_stop_strings_are_cut_off_and_never_shown_in_part(text, stop, expected, 
         assert expected.startswith(shown)
 
 
-def test_writing_goes_no_further_than_the_stop_string():
+def test_writing_goes_no_further_than_the_stop_string() -> None:
     _, completion = scripted("one. two", stop=(".",))
     assert completion.tokens == tuple(ByteTokenizer().encode("one."))
 
 
-def test_a_stop_string_may_be_held_back_until_the_end_token():
+def test_a_stop_string_may_be_held_back_until_the_end_token() -> None:
     pieces, completion = scripted("so EN", end=True, stop=("END",))
     assert completion.text == "so EN"
     assert completion.finish_reason == "end"
@@ -107,7 +108,7 @@ def test_a_stop_string_may_be_held_back_until_the_end_token():
 @given(
     text=st.text("abc", max_size=30), stop=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), cuts=st.data()
 )
-def test_stop_strings_do_not_depend_on_how_the_text_comes(text, stop, cuts):
+def test_stop_strings_do_not_depend_on_how_the_text_comes(text: Any, stop: Any, cuts: Any) -> None:
     ends = [(i, i - len(s)) for i in range(len(text) + 1) for s in stop if text[:i].endswith(s)]
     expected = text[: min(ends)[1]] if ends else text
     cutter = StopStringFilter(stop)
@@ -121,13 +122,13 @@ def test_stop_strings_do_not_depend_on_how_the_text_comes(text, stop, cuts):
     assert cutter.stopped == bool(ends)
 
 
-def test_the_work_for_a_character_does_not_grow_with_the_stop_string():
+def test_the_work_for_a_character_does_not_grow_with_the_stop_string() -> None:
     stops = ["a" * 999 + "b", *("a" * n + "c" + "a" * 999 for n in range(100, 500, 100))]
 
-    def counted(n):
+    def counted(n: Any) -> Any:
         cutter, steps = StopStringFilter(stops), 0
 
-        def count(frame, event, argument):
+        def count(frame: Any, event: Any, argument: Any) -> Any:
             nonlocal steps
             steps += 1
             return count
@@ -145,7 +146,7 @@ def test_the_work_for_a_character_does_not_grow_with_the_stop_string():
     assert counted(900) < 40 * len(stops) * 900
 
 
-def test_completions_come_in_order_and_equal_those_alone():
+def test_completions_come_in_order_and_equal_those_alone() -> None:
     model = HistoryModel(ByteTokenizer.vocab_size, context=40)
     prompts = ["one", "", "zwei", "o", "zwei"]
     settings = SamplingParams(max_new_tokens=60, temperature=1.2, seed=9)
@@ -161,7 +162,7 @@ def test_completions_come_in_order_and_equal_those_alone():
     assert {(c.prompt, c.text) for c in again} == {(c.prompt, c.text) for c in together}
 
 
-def test_completions_do_not_wait_for_later_ones():
+def test_completions_do_not_wait_for_later_ones() -> None:
     model = TableModel([[1 / 263] * 263] * 263)
     pieces = generate(model, ["a", "b"] * 100, SamplingParams(max_new_tokens=2), FORMATS[False])
     completions = order_completions(pieces)
@@ -169,13 +170,13 @@ def test_completions_do_not_wait_for_later_ones():
     assert next(pieces).request < 20
 
 
-def test_a_completion_comes_as_soon_as_all_before_it_are_done():
+def test_a_completion_comes_as_soon_as_all_before_it_are_done() -> None:
     model = TableModel([[1 / 263] * 263] * 263)
     written = generate(model, ["a", "b", "c"], SamplingParams("greedy", max_new_tokens=1), FORMATS[False])
     first, second, third = (piece for piece in written if piece.completion is not None)
     read = []
 
-    def pieces():
+    def pieces() -> Any:
         for piece in (second, first, third):
             read.append(piece.request)
             yield piece
@@ -186,7 +187,7 @@ def test_a_completion_comes_as_soon_as_all_before_it_are_done():
 
 
 @pytest.mark.parametrize("documents", [False, True])
-def test_tokens_without_text_are_never_chosen(documents):
+def test_tokens_without_text_are_never_chosen(documents: Any) -> None:
     size = ByteTokenizer.vocab_size + 30
     model = TableModel([[1 / size] * size] * size)
     settings = SamplingParams(max_new_tokens=500, temperature=1.0)
@@ -196,7 +197,7 @@ def test_tokens_without_text_are_never_chosen(documents):
 
 
 @pytest.mark.parametrize(("prompt", "text"), [("once upon", " a time."), ("once '", "a time.")])
-def test_the_text_of_words_goes_on_where_the_prompt_ended(prompt, text):
+def test_the_text_of_words_goes_on_where_the_prompt_ended(prompt: Any, text: Any) -> None:
     tokenizer = WordTokenizer()
     model = ScriptModel(tokenizer.encode("a time ."), tokenizer.vocab_size, n_prompt=2)
     settings = SamplingParams("greedy", max_new_tokens=3)
@@ -204,7 +205,7 @@ def test_the_text_of_words_goes_on_where_the_prompt_ended(prompt, text):
     assert completion.text == text
 
 
-def test_a_trained_tokenizer_gives_whole_text():
+def test_a_trained_tokenizer_gives_whole_text() -> None:
     texts = ["Ünïcödé 日本語 👩‍👩‍👧 and plain words, plain words. "] * 3
     tokenizer = Tokenizer.train(BpeTokenizer(vocab_size=300, sentinels=3), texts)
     model = HistoryModel(tokenizer.vocab_size + 5, context=30)
@@ -216,12 +217,12 @@ def test_a_trained_tokenizer_gives_whole_text():
         assert completion.text == "".join(piece.text for piece in pieces if piece.request == request)
 
 
-def test_prompts_that_are_no_text_are_refused():
+def test_prompts_that_are_no_text_are_refused() -> None:
     with pytest.raises(UsageError, match="not UTF-8"):
         generate(HistoryModel(300), ["caf\udce9"], SamplingParams("greedy"), FORMATS[False])
 
 
-def test_a_prompt_that_is_too_long_is_named_by_its_number():
+def test_a_prompt_that_is_too_long_is_named_by_its_number() -> None:
     model = HistoryModel(ByteTokenizer.vocab_size, context=4)
     with pytest.raises(UsageError) as error:
         generate(model, ["ok", "123456789"], SamplingParams("greedy"), FORMATS[False])

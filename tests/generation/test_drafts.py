@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from lmtool.generation.generate import complete, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.strategy import verify_draft_token
 from lmtool.model import NGramModel, build
+from lmtool.model.language_model import DecodeState
 from lmtool.model.packed import pack_weights_
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.words import NGram
@@ -36,12 +38,12 @@ VARIANTS = {
 class Leaning(HistoryModel):
     """Logits near those of `HistoryModel`: a draft that is often, not always, right."""
 
-    def logits_after(self, ids):
+    def logits_after(self, ids: list[int]) -> Any:
         noise = super().logits_after([*ids, -7])
         return super().logits_after(ids) + 0.6 * noise
 
 
-def texts(model, prompts, settings, end_ids=(2,), n=1, **options):
+def texts(model: Any, prompts: Any, settings: SamplingParams, end_ids: Any = (2,), n: Any = 1, **options: Any) -> Any:
     """(tokens, log-probabilities, proposed, accepted) of each request."""
     found = {}
     for token in generate(model, prompts, settings, end_ids=end_ids, n=n, **options):
@@ -50,18 +52,18 @@ def texts(model, prompts, settings, end_ids=(2,), n=1, **options):
     return found
 
 
-def tokens_of(found):
+def tokens_of(found: Any) -> Any:
     return {request: tokens for request, (tokens, *_) in found.items()}
 
 
-def same_texts(drafted, plainly):
+def same_texts(drafted: Any, plainly: Any) -> None:
     assert drafted.keys() == plainly.keys()
     for request, (tokens, logprobs, _, _) in plainly.items():
         assert drafted[request][0] == tokens
         assert drafted[request][1] == pytest.approx(logprobs, abs=1e-5)
 
 
-def drafts_for(model):
+def drafts_for(model: Any) -> Any:
     """Look-up, the model itself, and smaller ones that are mostly wrong, of families that cannot go back too."""
     torch.manual_seed(5)
     counted = build(NGram(kind="ngram", order=3), 17)
@@ -80,7 +82,7 @@ def drafts_for(model):
 
 
 @pytest.mark.parametrize("variant", nightly_but(VARIANTS, "learned", "alibi"))
-def test_greedy_texts_are_those_without_a_draft(variant):
+def test_greedy_texts_are_those_without_a_draft(variant: Any) -> None:
     model = transformer(**VARIANTS[variant])
     prompts, settings = prompts_of(model, 4), SamplingParams("greedy", max_new_tokens=24)
     plainly = texts(model, prompts, settings)
@@ -96,7 +98,7 @@ def test_greedy_texts_are_those_without_a_draft(variant):
 
 
 @pytest.mark.parametrize("shape", ["prefix", "encoder-decoder"])
-def test_models_with_a_source_have_drafts_of_their_kind(shape):
+def test_models_with_a_source_have_drafts_of_their_kind(shape: Any) -> None:
     """A source longer than the context of the draft is cut for it, also where the draft slides."""
     model = transformer(shape=shape)
     other = transformer(seed=9, shape="prefix" if shape == "encoder-decoder" else "encoder-decoder", n_layers=1)
@@ -108,7 +110,7 @@ def test_models_with_a_source_have_drafts_of_their_kind(shape):
         same_texts(texts(model, prompts, settings, draft=draft), plainly)
 
 
-def test_a_prefix_that_is_continued_slides_as_without_a_draft():
+def test_a_prefix_that_is_continued_slides_as_without_a_draft() -> None:
     model = PrefixModel(context=9)
     prompts = [Prompt((3,), (5, 6, 7), joined=True), Prompt((4,), (1,), joined=True)]
     settings = SamplingParams("greedy", max_new_tokens=30)
@@ -135,7 +137,7 @@ def test_a_prefix_that_is_continued_slides_as_without_a_draft():
     ),
     ids=str,
 )
-def test_look_up_leaves_every_text_as_it_is_sampled_ones_too(settings):
+def test_look_up_leaves_every_text_as_it_is_sampled_ones_too(settings: SamplingParams) -> None:
     for model in (HistoryModel(context=12), Repeating(context=12), transformer()):
         n = 2 if settings.is_random else 1
         plainly = texts(model, PROMPTS, settings, {5}, n=n, banned_ids={3})
@@ -144,7 +146,7 @@ def test_look_up_leaves_every_text_as_it_is_sampled_ones_too(settings):
         assert sum(proposed for _, _, proposed, _ in drafted.values())
 
 
-def test_float32_and_packed_matrices_write_the_same_greedy_texts():
+def test_float32_and_packed_matrices_write_the_same_greedy_texts() -> None:
     for precision in ("float32", "int8"):
         model = transformer(dtype=torch.float32)
         pack_weights_(model, precision, torch.device("cpu"))
@@ -155,7 +157,7 @@ def test_float32_and_packed_matrices_write_the_same_greedy_texts():
 
 
 @pytest.mark.parametrize("variant", ["learned", "rotary", "alibi", "grouped"])
-def test_a_pass_over_proposals_computes_the_sums_of_steps_bit_for_bit_in_int8(variant):
+def test_a_pass_over_proposals_computes_the_sums_of_steps_bit_for_bit_in_int8(variant: Any) -> None:
     """Whose inputs are rounded to few values: without that, last bits would become differences of texts."""
     model = transformer(dtype=torch.float32, d_model=64, context=64, **VARIANTS[variant])
     pack_weights_(model, "int8", torch.device("cpu"))
@@ -180,7 +182,7 @@ def test_a_pass_over_proposals_computes_the_sums_of_steps_bit_for_bit_in_int8(va
     nightly_but([{"t": 1.0}, {"t": 1.5, "k": 5}, {"t": 0.8, "p": 0.8}, {"t": 2.0, "k": 7, "p": 0.7}], 0, 2),
     ids=str,
 )
-def test_sampling_with_a_model_equals_the_plain_reference(filters, context):
+def test_sampling_with_a_model_equals_the_plain_reference(filters: Any, context: Any) -> None:
     model, draft = HistoryModel(context=context), Leaning(context=context)
     settings = SamplingParams(
         max_new_tokens=25, temperature=filters["t"], top_k=filters.get("k"), top_p=filters.get("p"), seed=6
@@ -211,7 +213,7 @@ Q = [[0.2, 0.2, 0.6], [0.6, 0.2, 0.2], [0.3, 0.4, 0.3]]
 
 
 @pytest.mark.parametrize(("p", "q"), [(P[0], Q[0]), (P[1], Q[1]), (P[0], P[0]), ([0.0, 0.4, 0.6], [0.7, 0.3, 0.0])])
-def test_one_token_is_accepted_as_often_as_the_distributions_overlap(p, q):
+def test_one_token_is_accepted_as_often_as_the_distributions_overlap(p: Any, q: Any) -> None:
     """Leviathan et al. 2023, Corollary 3.6, and the distribution of what is returned, on a grid of numbers."""
     p_V, q_V = torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
     grid = [(i + 0.5) / 200 for i in range(200)]
@@ -235,11 +237,11 @@ def test_one_token_is_accepted_as_often_as_the_distributions_overlap(p, q):
     assert [drawn[token] for token in range(3)] == pytest.approx(p, abs=0.01)
 
 
-def test_the_model_reads_once_what_is_proposed():
+def test_the_model_reads_once_what_is_proposed() -> None:
     class Passing(Repeating):
         passes = 0
 
-        def forward_incremental(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT: torch.Tensor, state: DecodeState) -> Any:
             self.passes += 1
             return super().forward_incremental(tokens_BT, state)
 
@@ -251,7 +253,7 @@ def test_the_model_reads_once_what_is_proposed():
     assert model.read == 5 + 50
 
 
-def test_a_prompt_is_read_once_for_all_samples():
+def test_a_prompt_is_read_once_for_all_samples() -> None:
     model, draft = HistoryModel(), Leaning()
     settings = SamplingParams(max_new_tokens=2, temperature=1.0)
     list(generate(model, [[1] * 50], settings, n=8, draft=ModelDraft(draft, 3)))
@@ -260,7 +262,7 @@ def test_a_prompt_is_read_once_for_all_samples():
 
 
 @pytest.mark.slow
-def test_a_text_does_not_depend_on_others_nor_on_its_length():
+def test_a_text_does_not_depend_on_others_nor_on_its_length() -> None:
     model = transformer(dtype=torch.float32)
     settings = SamplingParams(max_new_tokens=12, temperature=1.2, seed=3)
     for make in (lambda: NGramDraft(3), lambda: ModelDraft(transformer(seed=9, dtype=torch.float32, n_layers=1), 3)):
@@ -272,7 +274,7 @@ def test_a_text_does_not_depend_on_others_nor_on_its_length():
         assert tokens_of(short) == {key: tokens[:6] for key, tokens in tokens_of(together).items()}
 
 
-def test_what_stood_before_is_proposed():
+def test_what_stood_before_is_proposed() -> None:
     """By the plain rule, at each point of texts with many repetitions; also beyond the end of the text."""
     generator = torch.Generator().manual_seed(1)
     for vocab_size in (2, 4, 9):
@@ -291,7 +293,7 @@ def test_what_stood_before_is_proposed():
 class Noting(NGramDraft):
     """Keeps each text, the number of tokens asked for, and what was proposed."""
 
-    def start_proposals(self, state, sampler, vocab_size):
+    def start_proposals(self, state: DecodeState, sampler: Any, vocab_size: Any) -> Any:
         self.proposed = []
         proposals = super().start_proposals(state, sampler, vocab_size)
         proposal = next(proposals)
@@ -301,7 +303,7 @@ class Noting(NGramDraft):
             self.proposed.append((list(hypothesis.text), n, proposal.tokens))
 
 
-def test_a_source_is_looked_up_too():
+def test_a_source_is_looked_up_too() -> None:
     model = transformer(shape="encoder-decoder")
     draft = Noting(3)
     settings = SamplingParams("greedy", max_new_tokens=2, logit_bias=(((9,), 1e4),))
@@ -310,7 +312,7 @@ def test_a_source_is_looked_up_too():
     assert draft.proposed == [([8, 9], 3, [10, 11, 8])]
 
 
-def test_details_and_limits_are_those_without_a_draft():
+def test_details_and_limits_are_those_without_a_draft() -> None:
     model = Repeating()
     settings = SamplingParams("greedy", max_new_tokens=10)
     plainly = list(generate(model, [[0, 1, 2, 0]], settings, details=True))
@@ -326,7 +328,7 @@ def test_details_and_limits_are_those_without_a_draft():
     assert ended[-1].completion.proposed == 1
 
 
-def test_stop_strings_and_whole_characters():
+def test_stop_strings_and_whole_characters() -> None:
     script = [*ByteTokenizer().encode("ab é ab é ab é, then."), ByteTokenizer.eos_id, *[SPECIAL] * 9]
     prompt_format = PromptFormat(ByteTokenizer(), "past", opening=(1,), documents=True)
     for stop in ((), ("then",), ("é,",)):
@@ -340,7 +342,7 @@ def test_stop_strings_and_whole_characters():
         assert (plainly.proposed, plainly.accepted) == (0, 0)
 
 
-def test_a_padded_vocabulary_and_a_draft_without_a_next_token():
+def test_a_padded_vocabulary_and_a_draft_without_a_next_token() -> None:
     model = transformer()
     settings = SamplingParams("greedy", max_new_tokens=12)
     plainly = texts(model, [[1, 2]], settings, banned_ids={15, 16})
@@ -353,10 +355,10 @@ def test_a_padded_vocabulary_and_a_draft_without_a_next_token():
     assert drafted[0, 0][2:] == (0, 0)
 
 
-def test_filters_that_leave_nothing_are_an_error_only_where_the_text_arrives():
+def test_filters_that_leave_nothing_are_an_error_only_where_the_text_arrives() -> None:
     model = TableModel([[0.6, 0.4], [0.4, 0.6]])
 
-    def written(n):
+    def written(n: Any) -> Any:
         settings = SamplingParams("greedy", max_new_tokens=n, no_repeat_ngram=1)
         return [event.id for event in generate(model, [[0]], settings, draft=ModelDraft(model, 3))]
 
@@ -365,7 +367,7 @@ def test_filters_that_leave_nothing_are_an_error_only_where_the_text_arrives():
     assert written(1) == [1]
 
 
-def test_drafts_that_do_not_fit_are_refused():
+def test_drafts_that_do_not_fit_are_refused() -> None:
     model, greedy = transformer(), SamplingParams("greedy")
     for settings in (SamplingParams("beam"), SamplingParams("beam", num_beams=1)):
         with pytest.raises(UsageError, match="a draft is for strategies greedy and sample, not for beam"):

@@ -1,5 +1,6 @@
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,13 @@ from lmtool.generation.params import FILTERS, SamplingParams, apply_sampling_fil
 from tests.reference import decoding as reference
 
 
-def random_logits(n_rows=20, vocab_size=200):
+def random_logits(n_rows: Any = 20, vocab_size: Any = 200) -> Any:
     return torch.randn(n_rows, vocab_size, generator=torch.Generator().manual_seed(1)) * 3
 
 
 @pytest.mark.parametrize("p", [0.05, 0.6, 0.9, 0.999])
 @pytest.mark.parametrize("scale", [0.01, 2, 5])
-def test_top_p_of_a_large_vocabulary_equals_transformers(p, scale):
+def test_top_p_of_a_large_vocabulary_equals_transformers(p: Any, scale: Any) -> None:
     logits_BV = random_logits(3, 10_000).double() * scale
     assert torch.equal(params.top_p(logits_BV, p), TopPLogitsWarper(p)(None, logits_BV))
 
@@ -32,7 +33,7 @@ def test_top_p_of_a_large_vocabulary_equals_transformers(p, scale):
     p=st.none() | st.floats(0.01, 1),
 )
 @settings(deadline=None)
-def test_filters_equal_the_plain_reference(scores, t, k, p):
+def test_filters_equal_the_plain_reference(scores: Any, t: Any, k: Any, p: Any) -> None:
     expected = reference.temperature(scores, t)
     expected = reference.top_k(expected, k) if k is not None else expected
     # The sets differ where rounding moves a sum across p; so exclude a p that is a sum.
@@ -45,27 +46,27 @@ def test_filters_equal_the_plain_reference(scores, t, k, p):
 
 
 @pytest.mark.parametrize("name", sorted(FILTERS))
-def test_each_row_is_filtered_as_if_it_were_alone(name):
+def test_each_row_is_filtered_as_if_it_were_alone(name: Any) -> None:
     logits_BV, value = random_logits(60, 30).round(), 2 if name == "top_k" else 0.5
     alone = [FILTERS[name](row_1V, value) for row_1V in logits_BV.split(1)]
     assert torch.equal(FILTERS[name](logits_BV, value), torch.cat(alone))
 
 
-def test_equal_logits_in_a_large_vocabulary_give_the_lowest_id():
+def test_equal_logits_in_a_large_vocabulary_give_the_lowest_id() -> None:
     logits_BV = torch.zeros(2, 50_000)
     for result in (params.temperature(logits_BV, 0), params.top_k(logits_BV, 1), params.top_p(logits_BV, 1e-9)):
         assert result.isfinite().nonzero().tolist() == [[0, 0], [1, 0]]
 
 
 @pytest.mark.parametrize("t", [1e-6, 1e-20, 1e-45, 5e-324])
-def test_temperature_goes_to_greedy(t):
+def test_temperature_goes_to_greedy(t: Any) -> None:
     logits_BV = random_logits()
     expected = torch.nn.functional.one_hot(logits_BV.argmax(-1), 200).float()
     torch.testing.assert_close(params.temperature(logits_BV, t).softmax(-1), expected)
 
 
 @pytest.mark.parametrize("name", sorted(FILTERS))
-def test_every_setting_of_sampling_is_a_filter(name):
+def test_every_setting_of_sampling_is_a_filter(name: Any) -> None:
     logits_BV = random_logits()
     value = 3 if name == "top_k" else 0.5
     unfiltered = apply_sampling_filters(logits_BV, SamplingParams(temperature=1.0))
@@ -74,7 +75,7 @@ def test_every_setting_of_sampling_is_a_filter(name):
     assert torch.equal(apply_sampling_filters(logits_BV, SamplingParams(**{"temperature": 1.0, name: value})), expected)
 
 
-def test_filters_leave_their_argument_alone():
+def test_filters_leave_their_argument_alone() -> None:
     logits_BV = random_logits()
     before = logits_BV.clone()
     apply_sampling_filters(logits_BV, SamplingParams(temperature=0.5, top_k=3, top_p=0.5))
@@ -82,7 +83,7 @@ def test_filters_leave_their_argument_alone():
     assert torch.equal(logits_BV, before)
 
 
-def test_draw_inverts_the_distribution_function():
+def test_draw_inverts_the_distribution_function() -> None:
     p = [0.1, 0.0, 0.4, 0.5, 0.0]
     logits_BV = torch.tensor([p], dtype=torch.float64).log()
     numbers = [0.0, 0.05, 0.0999999, 0.1000001, 0.3, 0.4999999, 0.5000001, 0.99, 1 - 2**-53]
@@ -91,20 +92,20 @@ def test_draw_inverts_the_distribution_function():
     assert drawn.tolist() == [reference.inverse_cdf(p, u) for u in numbers]
 
 
-def test_draw_at_a_boundary_takes_the_next_token():
+def test_draw_at_a_boundary_takes_the_next_token() -> None:
     logits_BV = torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5]]).log()
     for u, ids in ((0.0, [1, 0]), (0.5, [2, 2])):
         assert filters.sample_ids(logits_BV, torch.full((2,), u, dtype=torch.float64)).tolist() == ids
 
 
-def test_draw_never_takes_a_removed_token():
+def test_draw_never_takes_a_removed_token() -> None:
     logits_BV = params.top_k(random_logits(50, 1000), 3)
     for u in (0.0, 1e-300, 0.5, 1 - 2**-53):
         drawn = filters.sample_ids(logits_BV, torch.full((50,), u, dtype=torch.float64))
         assert all(math.isfinite(x) for x in logits_BV.gather(-1, drawn[:, None])[:, 0].tolist())
 
 
-def test_penalties_count_the_new_text_alone():
+def test_penalties_count_the_new_text_alone() -> None:
     settings = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
     logits_BV = filters.apply_logits_processors(torch.zeros(2, 4), settings, [[1, 1, 2, 3, 2], [1, 2]], [3, 0], ())
     assert logits_BV.tolist() == [[0, 0, -1.25, -0.75], [0, 0, 0, 0]]
@@ -115,14 +116,14 @@ class Operations(TorchDispatchMode):
 
     n = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.n += 1
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_many_biases_of_many_rows_take_no_more_operations_than_a_few_of_one(length):
-    def counted(n_biases, n_rows):
+def test_many_biases_of_many_rows_take_no_more_operations_than_a_few_of_one(length: Any) -> None:
+    def counted(n_biases: Any, n_rows: Any) -> Any:
         logits_BV = torch.zeros(n_rows, 2000)
         biases = tuple(((7,) * (length - 1) + (i,), 1.0) for i in range(n_biases))
         filters.add_logit_bias(logits_BV, biases, [[1, 2]] * n_rows)
@@ -134,7 +135,7 @@ def test_many_biases_of_many_rows_take_no_more_operations_than_a_few_of_one(leng
     assert counted(1024, 64) <= 2 * counted(2, 1)
 
 
-def test_equal_biases_add_up():
+def test_equal_biases_add_up() -> None:
     biases = (((1,), 1.0), ((0, 2), 1.0), ((1,), 2.0), ((0, 2), 0.5))
     assert filters.add_logit_bias(torch.zeros(2, 3), biases, [[5, 0], [0, 5]]).tolist() == [[0, 3, 1.5], [0, 3, 0]]
     assert filters.add_logit_bias(torch.zeros(1, 3), biases).tolist() == [[0, 3, 0]]
@@ -146,7 +147,7 @@ def test_equal_biases_add_up():
     p=st.floats(0.01, 0.99),
     n=st.integers(1, 4),
 )
-def test_further_filters_equal_the_plain_reference(scores, text, p, n):
+def test_further_filters_equal_the_plain_reference(scores: Any, text: Any, p: Any, n: Any) -> None:
     logits_BV = torch.tensor([scores], dtype=torch.float64)
     biases = (((0,), 1.5), ((1, 0), -2.0), ((0, 0, 1), -torch.inf))
     pairs = [
@@ -161,7 +162,7 @@ def test_further_filters_equal_the_plain_reference(scores, text, p, n):
 
 
 @given(st.lists(st.integers(1, 60), min_size=2, max_size=8, unique=True), st.floats(0.01, 0.99))
-def test_typical_p_equals_the_plain_reference(weights, p):
+def test_typical_p_equals_the_plain_reference(weights: Any, p: Any) -> None:
     scores = [math.log(weight) for weight in weights]
     result = params.typical_p(torch.tensor([scores], dtype=torch.float64), p)
     expected = torch.tensor(reference.typical_p(scores, p), dtype=torch.float64)
@@ -174,7 +175,7 @@ def test_typical_p_equals_the_plain_reference(weights, p):
         )
 
 
-def test_the_end_token_does_not_come_before_its_time():
+def test_the_end_token_does_not_come_before_its_time() -> None:
     logits_BV = random_logits(3, 9)
     settings = SamplingParams(min_new_tokens=2)
     result = filters.apply_logits_processors(logits_BV, settings, [[1], [1, 2], [1, 2, 3]], [0, 1, 2], {4, 5})

@@ -9,9 +9,11 @@ import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
@@ -25,6 +27,7 @@ from lmtool.generation.generate import complete
 from lmtool.generation.params import SamplingParams, params_to_record
 from lmtool.generation.replay import params_from_record
 from lmtool.interop.tokenization.reading import read_published_tokenizer
+from lmtool.model.language_model import DecodeState
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer, WordTokenizer
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -74,7 +77,16 @@ def find_chat_format(kind: str) -> PromptFormat:
     return PromptFormat(tokenizer_of(kind), reads="past", documents=True)
 
 
-def written(form, kind="bpe", prompts=("the",), strategy="greedy", model=None, draft=None, n=1, **changes):
+def written(
+    form: Any,
+    kind: Any = "bpe",
+    prompts: Any = ("the",),
+    strategy: Any = "greedy",
+    model: Any = None,
+    draft: Any = None,
+    n: Any = 1,
+    **changes: Any,
+) -> Any:
     """The completions of a model with random logits."""
     model = model or HistoryModel(tokenizer_of(kind).vocab_size)
     chosen = SamplingParams(strategy, form=form, **({"max_new_tokens": 60} | changes))
@@ -106,7 +118,7 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("form", nightly_but(FORMS, 0, 1), ids=lambda form: form.kind)
 @pytest.mark.parametrize("how", nightly_but(STRATEGIES.values(), 0, 3), ids=STRATEGIES)
-def test_each_strategy_keeps_the_form(form, how):
+def test_each_strategy_keeps_the_form(form: Any, how: Any) -> None:
     for one in written(form, **how, prompts=("the", "a cat", "")):
         assert one.finish_reason == "stop"
         assert has_form(form, one.text)
@@ -116,7 +128,7 @@ def test_each_strategy_keeps_the_form(form, how):
 
 
 @pytest.mark.parametrize("kind", nightly_but([*KINDS, "sentencepiece"], "bpe", "char", "word"))
-def test_tokenizers_of_each_kind_write_choices_and_json(kind):
+def test_tokenizers_of_each_kind_write_choices_and_json(kind: Any) -> None:
     """Words and WordPieces are spelled with or without spaces, as the form needs."""
     words = TextForm("regex", "(the|cat|very|good)( (the|cat|sat|good)){2}")
     for form in (CHOICES, words, TextForm("json-schema", json.dumps(PERSON))):
@@ -150,7 +162,7 @@ PATTERNS = st.recursive(
 
 @given(PATTERNS)
 @settings(max_examples=examples(60, 1000), deadline=None)
-def test_what_may_follow_is_what_some_match_goes_on_with(pattern):
+def test_what_may_follow_is_what_some_match_goes_on_with(pattern: Any) -> None:
     """Against all strings over three letters, by Python's own matcher."""
     tokenizer, longest, most = tokenizer_of("char"), 3, 6
     letters = {letter: tokenizer.encode(letter)[0] for letter in "abc"}
@@ -174,12 +186,12 @@ def test_what_may_follow_is_what_some_match_goes_on_with(pattern):
 class Counting(HistoryModel):
     passes = 0
 
-    def forward_incremental(self, tokens_BT, state):
+    def forward_incremental(self, tokens_BT: torch.Tensor, state: DecodeState) -> Any:
         self.passes += 1
         return super().forward_incremental(tokens_BT, state)
 
 
-def test_what_is_certain_is_read_at_once(monkeypatch):
+def test_what_is_certain_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In fewer passes, with the same tokens and probabilities."""
     form, results = TextForm("json-schema", json.dumps(PERSON)), []
     for jumps in (True, False):
@@ -197,7 +209,7 @@ def test_what_is_certain_is_read_at_once(monkeypatch):
     assert n_jumped <= 0.7 * n_stepped
 
 
-def test_many_texts_at_once_are_those_of_each_alone():
+def test_many_texts_at_once_are_those_of_each_alone() -> None:
     prompts = ("the", "a", "cat sat", "no")
     for form in FORMS:
         together = written(form, prompts=prompts, strategy="sample", n=2)
@@ -205,14 +217,14 @@ def test_many_texts_at_once_are_those_of_each_alone():
         assert [one.tokens for one in alone] == [one.tokens for one in together]
 
 
-def test_targets_of_sources_have_forms_too():
+def test_targets_of_sources_have_forms_too() -> None:
     model = AnswerModel(tokenizer_of("bpe").vocab_size)
     prompt_format = replace(find_chat_format("bpe"), reads="source")
     for one in complete(model, ["the cat"], SamplingParams("greedy", form=CHOICES), prompt_format):
         assert one.text in ("yes", "no", "very good")
 
 
-def test_the_chance_of_a_choice_is_that_among_the_choices():
+def test_the_chance_of_a_choice_is_that_among_the_choices() -> None:
     """`constrained` of whole texts sums to 1 over all that may be sampled, by letters: each text has one spelling."""
     model, form = HistoryModel(tokenizer_of("char").vocab_size), TextForm("choices", '["aa", "ab", "b", "ca"]')
     found = {}
@@ -272,14 +284,14 @@ DRAFTS = [None, NGramDraft(), ModelDraft(HistoryModel(330))]
 
 @given(SCHEMAS, st.integers(0, 10**6), st.sampled_from(DRAFTS))
 @settings(max_examples=examples(40, 1000), deadline=None)
-def test_whatever_length_is_left_the_answer_validates(schema, seed, draft):
+def test_whatever_length_is_left_the_answer_validates(schema: Any, seed: Any, draft: Any) -> None:
     form = TextForm("json-schema", json.dumps(schema), complete=True)
     n = len(check_form_and_create_state(form, tokenizer_of("bpe")).closing_tokens) + seed % 40
     (one,) = written(form, strategy="sample", seed=seed, max_new_tokens=max(1, n), temperature=2.0, draft=draft)
     jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(one.text))
 
 
-def test_what_closes_a_form_comes_first_and_what_opens_more_of_it_last():
+def test_what_closes_a_form_comes_first_and_what_opens_more_of_it_last() -> None:
     """Within letters and other characters too: short ones first, and those that open brackets last."""
     ranked = [b'"', b"}", b"]]", b",", b"7", b"77", b"a", b"ab", b"-", b"{", b"{{", b" "]
     keys = [_sort_key_for_closing(piece) for piece in ranked]
@@ -287,12 +299,12 @@ def test_what_closes_a_form_comes_first_and_what_opens_more_of_it_last():
     assert _sort_key_for_closing(b"(a") > _sort_key_for_closing(b"(a)")
 
 
-def test_a_form_that_may_stay_incomplete_is_cut_by_the_length():
+def test_a_form_that_may_stay_incomplete_is_cut_by_the_length() -> None:
     assert written(TextForm("regex", "a{30}"), max_new_tokens=5)[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_what_may_go_on_ends_in_time(ends):
+def test_what_may_go_on_ends_in_time(ends: Any) -> None:
     """Also where no token ends a text."""
     form = TextForm("regex", "(a|bb|cab)( (a|bb|cab))*", complete=True)
     prompt_format = replace(find_chat_format("char"), documents=ends)
@@ -305,7 +317,7 @@ def test_what_may_go_on_ends_in_time(ends):
 
 
 @pytest.mark.parametrize("form", [*FORMS, TextForm("regex", "a( a)*")], ids=lambda form: form.source[:9])
-def test_closing_tokens_complete_the_form_and_there_are_none_where_it_may_end(form):
+def test_closing_tokens_complete_the_form_and_there_are_none_where_it_may_end(form: Any) -> None:
     state, chance = check_form_and_create_state(form, tokenizer_of("char")), random.Random(1)
     for _ in range(20):
         closed = state
@@ -331,13 +343,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_enforced_is_named(what):
+def test_what_cannot_be_enforced_is_named(what: Any) -> None:
     with pytest.raises(UsageError, match=what) as refused:
         TextForm(*REFUSED[what])
     assert all(len(line) < 300 for line in refused.value.lines())
 
 
-def test_words_of_a_schema_that_restrict_nothing_are_no_mistakes():
+def test_words_of_a_schema_that_restrict_nothing_are_no_mistakes() -> None:
     TextForm(
         "json-schema", '{"title": "T", "x-order": 1, "properties": {"uniqueItems": {"description": "d", "default": 1}}}'
     )
@@ -345,7 +357,7 @@ def test_words_of_a_schema_that_restrict_nothing_are_no_mistakes():
     assert TextForm.from_sources(json_schema={"type": "null"}) == TextForm("json-schema", '{"type": "null"}')
 
 
-def test_settings_with_a_form_are_kept_as_records():
+def test_settings_with_a_form_are_kept_as_records() -> None:
     chosen = SamplingParams(form=replace(CHOICES, complete=True), seed=3)
     assert params_from_record(json.loads(json.dumps(params_to_record(chosen)))) == chosen
 
@@ -367,14 +379,14 @@ HOW = {"greedy": {}, "beam": {"strategy": "beam", "num_beams": 2}, "complete": {
 @pytest.mark.parametrize(
     "where", nightly_but(UNSPELLED, "at the beginning", "after a text", "in the middle", "in a key", "in a value")
 )
-def test_a_vocabulary_that_cannot_spell_a_form_says_so(kind, how, where):
+def test_a_vocabulary_that_cannot_spell_a_form_says_so(kind: Any, how: Any, where: Any) -> None:
     """Its filters exclude nothing, and an end would be found with other tokens."""
     form = TextForm(*UNSPELLED[where], complete=how == "complete")
     with pytest.raises(UsageError, match="no token of this model continues it"):
         written(form, kind, **HOW[how])
 
 
-def test_filters_that_exclude_every_token_are_named_as_before():
+def test_filters_that_exclude_every_token_are_named_as_before() -> None:
     bias = tuple(((token,), -math.inf) for token in tokenizer_of("char").encode("ab"))
     with pytest.raises(UsageError, match="filters exclude every token"):
         written(TextForm("regex", "[ab]"), "char", logit_bias=bias)
@@ -384,25 +396,25 @@ def test_filters_that_exclude_every_token_are_named_as_before():
 @pytest.mark.parametrize(
     ("pattern", "text"), [("é|è", "é"), ("日(本|木)", "日本"), ("(the|a) cat( ᚠ)?", "(the|a) cat")]
 )
-def test_of_what_may_follow_the_model_writes_what_it_can_spell(kind, pattern, text):
+def test_of_what_may_follow_the_model_writes_what_it_can_spell(kind: Any, pattern: Any, text: Any) -> None:
     """Also where characters begin with the same bytes."""
     for seed in range(3):
         (one,) = written(TextForm("regex", pattern, complete=True), kind, strategy="sample", seed=seed)
         assert re.fullmatch(text, one.text)
 
 
-def test_a_form_that_no_text_has_is_told_apart():
+def test_a_form_that_no_text_has_is_told_apart() -> None:
     with pytest.raises(UsageError, match="no text continues it"):
         written(TextForm("regex", r"a[^\s\S]b"))
 
 
-def test_errors_name_the_file_of_a_form():
+def test_errors_name_the_file_of_a_form() -> None:
     with pytest.raises(UsageError, match=r"^a\\x1b.lark: the "):
         TextForm("grammar", "start: word", file="a\x1b.lark")
     assert TextForm.from_sources(regex="a", file="b") == TextForm("regex", "a")
 
 
-def test_samples_of_one_place_share_what_may_follow(monkeypatch):
+def test_samples_of_one_place_share_what_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mask of a state is computed once, however many samples are there."""
     asked, allowed = [], constrained.SpelledVocabulary.spelling_mask_to_token_mask
     monkeypatch.setattr(

@@ -1,5 +1,6 @@
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from lmtool.errors import NumericalError, UsageError
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
 from lmtool.model import build
+from lmtool.model.language_model import DecodeState
 from lmtool.recipe.spec.words import SkipGram
 from tests.generation.models import HistoryModel, TableModel
 from tests.reference import decoding as reference
@@ -15,7 +17,7 @@ from tests.support.cases import nightly_but
 from tests.support.generating import PROMPTS, collect
 
 
-def plain(model, prompt, settings, *, end_ids=(), sample=0):
+def plain(model: Any, prompt: Any, settings: SamplingParams, *, end_ids: Any = (), sample: Any = 0) -> Any:
     strategy = (
         {"greedy": True}
         if (settings.strategy == "greedy")
@@ -46,7 +48,7 @@ STRATEGIES = [
 @pytest.mark.parametrize("settings", nightly_but(STRATEGIES, 0, 2, 4), ids=str)
 @pytest.mark.parametrize("context", nightly_but([None, 7, 8, 24], 0, 2), ids="context={}".format)
 @pytest.mark.parametrize("max_rows", nightly_but([1, 3, 100], 0), ids="rows={}".format)
-def test_each_strategy_equals_the_plain_reference(settings, context, max_rows):
+def test_each_strategy_equals_the_plain_reference(settings: SamplingParams, context: Any, max_rows: Any) -> None:
     model = HistoryModel(context=context)
     n = 1 if (settings.strategy == "greedy") else 3
     results = collect(generate(model, PROMPTS, settings, n=n, end_ids={0}, max_rows=max_rows), n)
@@ -58,14 +60,14 @@ def test_each_strategy_equals_the_plain_reference(settings, context, max_rows):
 
 
 @pytest.mark.parametrize("context", [1, 2, 3])
-def test_the_smallest_contexts_slide_too(context):
+def test_the_smallest_contexts_slide_too(context: Any) -> None:
     model = HistoryModel(context=context)
     settings = SamplingParams("greedy", max_new_tokens=10)
     results = collect(generate(model, [[3], [4]], settings))
     assert [results[i, 0][0] for i in (0, 1)] == [plain(model, [i], settings)[0] for i in (3, 4)]
 
 
-def test_temperature_0_and_top_k_1_are_greedy():
+def test_temperature_0_and_top_k_1_are_greedy() -> None:
     model = HistoryModel(context=10)
     greedy = collect(generate(model, PROMPTS, SamplingParams("greedy", max_new_tokens=30)))
     for settings in (
@@ -78,7 +80,7 @@ def test_temperature_0_and_top_k_1_are_greedy():
         assert collect(generate(model, PROMPTS, settings)) == greedy
 
 
-def test_a_request_gives_the_same_alone_in_any_batch_and_in_any_order():
+def test_a_request_gives_the_same_alone_in_any_batch_and_in_any_order() -> None:
     model = HistoryModel(context=9)
     settings = SamplingParams(max_new_tokens=25, temperature=1.0, seed=3)
     alone = {tuple(prompt): collect(generate(model, [prompt], settings, n=4), 4) for prompt in PROMPTS}
@@ -89,7 +91,7 @@ def test_a_request_gives_the_same_alone_in_any_batch_and_in_any_order():
             assert result == alone[tuple(order[prompt])][0, sample]
 
 
-def test_a_repeated_prompt_goes_on_with_further_samples():
+def test_a_repeated_prompt_goes_on_with_further_samples() -> None:
     model = HistoryModel()
     settings = SamplingParams(max_new_tokens=10)
     samples = collect(generate(model, [[1, 2]], settings, n=4), 4)
@@ -97,7 +99,7 @@ def test_a_repeated_prompt_goes_on_with_further_samples():
     assert [repeated[0, 0], repeated[0, 1], repeated[2, 0], repeated[2, 1]] == [samples[0, i] for i in range(4)]
 
 
-def test_seeds_prompts_and_samples_draw_different_numbers():
+def test_seeds_prompts_and_samples_draw_different_numbers() -> None:
     model = TableModel([[0.5, 0.5], [0.5, 0.5]])
     texts = set()
     for seed in range(3):
@@ -106,14 +108,14 @@ def test_seeds_prompts_and_samples_draw_different_numbers():
     assert len(texts) == 27
 
 
-def test_the_cache_is_used_and_shared():
+def test_the_cache_is_used_and_shared() -> None:
     model = HistoryModel()
     prompt = [1] * 50
     collect(generate(model, [prompt], SamplingParams(max_new_tokens=10), n=8), 8)
     assert model.read == 50 + 8 * 9
 
 
-def test_rows_that_end_are_not_stepped_any_more():
+def test_rows_that_end_are_not_stepped_any_more() -> None:
     model = HistoryModel()
     settings = SamplingParams(max_new_tokens=200, temperature=1.0)
     results = collect(generate(model, PROMPTS, settings, n=3, end_ids={0}, max_rows=18), 3)
@@ -123,11 +125,11 @@ def test_rows_that_end_are_not_stepped_any_more():
 
 
 @pytest.mark.parametrize("params", [SamplingParams(max_new_tokens=5), SamplingParams("beam", num_beams=3)], ids=str)
-def test_at_most_max_rows_are_in_work(params):
+def test_at_most_max_rows_are_in_work(params: Any) -> None:
     class Counting(HistoryModel):
         most = 0
 
-        def forward_incremental(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT: torch.Tensor, state: DecodeState) -> Any:
             self.most = max(self.most, len(tokens_BT))
             return super().forward_incremental(tokens_BT, state)
 
@@ -137,11 +139,11 @@ def test_at_most_max_rows_are_in_work(params):
     assert model.most == 6
 
 
-def test_the_state_keeps_no_positions_that_nobody_needs():
+def test_the_state_keeps_no_positions_that_nobody_needs() -> None:
     class Watching(HistoryModel):
         max_positions = 0
 
-        def forward_incremental(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT: torch.Tensor, state: DecodeState) -> Any:
             self.max_positions = max(self.max_positions, state.length)
             return super().forward_incremental(tokens_BT, state)
 
@@ -151,7 +153,7 @@ def test_the_state_keeps_no_positions_that_nobody_needs():
     assert model.max_positions < model.context
 
 
-def test_a_text_ends_at_its_end_token_or_its_length():
+def test_a_text_ends_at_its_end_token_or_its_length() -> None:
     model = TableModel([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
     events = list(generate(model, [[0]], SamplingParams("greedy", max_new_tokens=5), end_ids={2}))
     assert [(e.id, e.finish_reason) for e in events] == [(1, None), (2, "end")]
@@ -161,7 +163,7 @@ def test_a_text_ends_at_its_end_token_or_its_length():
     assert [(e.id, e.finish_reason) for e in events] == [(1, None), (2, "end")]
 
 
-def test_banned_tokens_are_never_chosen_but_keep_their_probability():
+def test_banned_tokens_are_never_chosen_but_keep_their_probability() -> None:
     table = [[0.7, 0.2, 0.1]] * 3
     model = TableModel(table)
     for settings in (SamplingParams("greedy", max_new_tokens=50), SamplingParams(max_new_tokens=50)):
@@ -170,7 +172,7 @@ def test_banned_tokens_are_never_chosen_but_keep_their_probability():
         assert all(event.logprob == pytest.approx(model.logits_VV[0, event.id].item()) for event in events)
 
 
-def test_prompts_that_the_model_cannot_read_are_refused_before_any_work():
+def test_prompts_that_the_model_cannot_read_are_refused_before_any_work() -> None:
     model = HistoryModel(context=5)
     for prompts in (PROMPTS, [[1], []], [[1] * 6], [[1, 11]], [[-1]]):
         with pytest.raises(UsageError):
@@ -178,7 +180,7 @@ def test_prompts_that_the_model_cannot_read_are_refused_before_any_work():
     assert model.read == 0
 
 
-def test_truncate_keeps_the_end_of_the_prompt():
+def test_truncate_keeps_the_end_of_the_prompt() -> None:
     model = HistoryModel(context=5)
     settings = SamplingParams(max_new_tokens=9)
     cut = collect(generate(model, PROMPTS, settings, overflow="cut"))
@@ -189,16 +191,16 @@ def test_truncate_keeps_the_end_of_the_prompt():
 @pytest.mark.parametrize(
     "settings", [SamplingParams("greedy"), SamplingParams(), SamplingParams(top_k=1, top_p=0.5)], ids=str
 )
-def test_logits_that_are_not_finite_are_an_error(settings, wrong):
+def test_logits_that_are_not_finite_are_an_error(settings: SamplingParams, wrong: Any) -> None:
     model = TableModel([[0.5, 0.5], [0.5, 0.5]])
     model.logits_VV[1, 0] = wrong
     with pytest.raises(NumericalError):
         list(generate(model, [[0, 0], [1]], settings))
 
 
-def test_the_model_is_in_evaluation_mode_meanwhile():
+def test_the_model_is_in_evaluation_mode_meanwhile() -> None:
     class Watching(HistoryModel):
-        def forward_incremental(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT: torch.Tensor, state: DecodeState) -> Any:
             assert not self.training
             assert torch.is_inference_mode_enabled()
             return super().forward_incremental(tokens_BT, state)
@@ -210,6 +212,6 @@ def test_the_model_is_in_evaluation_mode_meanwhile():
 
 
 @pytest.mark.parametrize("settings", [SamplingParams("greedy"), SamplingParams("beam")])
-def test_vectors_of_words_write_no_text(settings):
+def test_vectors_of_words_write_no_text(settings: SamplingParams) -> None:
     with pytest.raises(UsageError, match="no next token"):
         next(generate(build(SkipGram(kind="skipgram"), 11), [[1, 2]], settings))

@@ -1,6 +1,7 @@
 """Decoding with a real Transformer. Weights are float64, so that rounding never decides between two tokens."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -31,14 +32,14 @@ NAMES = {
 }
 
 
-def gpt(**options):
+def gpt(**options: Any) -> Any:
     torch.manual_seed(1)
     shape = {"n_layers": 2, "d_model": 24, "n_heads": 4, "context": 16, "activation": "gelu-tanh"}
     spec = Transformer(kind="transformer", init=Init(std=0.6), **shape | options)
     return build(spec, VOCAB_SIZE).double().eval()
 
 
-def gpt2_with_weights_of(model):
+def gpt2_with_weights_of(model: Any) -> Any:
     peer = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCAB_SIZE,
@@ -66,15 +67,15 @@ def gpt2_with_weights_of(model):
     return peer.eval()
 
 
-def without_cache(model):
+def without_cache(model: Any) -> Any:
     @torch.inference_mode()
-    def logits_after(ids):
+    def logits_after(ids: list[int]) -> Any:
         return model.logits(model(Batch(torch.tensor([ids]))).hidden_BTD[0, -1]).float().tolist()
 
     return logits_after
 
 
-def of_the_peer(peer, prompt, **options):
+def of_the_peer(peer: Any, prompt: Any, **options: Any) -> Any:
     return peer.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -107,7 +108,7 @@ def of_the_peer(peer, prompt, **options):
     ids=str,
 )
 @pytest.mark.parametrize("num_beams", nightly_but([2, 5], 0))
-def test_beam_search_equals_transformers(num_beams, ours, theirs):
+def test_beam_search_equals_transformers(num_beams: Any, ours: Any, theirs: Any) -> None:
     model = gpt(context=64)
     peer = gpt2_with_weights_of(model)
     settings = SamplingParams("beam", num_beams=num_beams, num_return=2, max_new_tokens=10, **ours)
@@ -135,7 +136,7 @@ def test_beam_search_equals_transformers(num_beams, ours, theirs):
     ],
     ids=["plain", "filters"],
 )
-def test_greedy_equals_transformers(ours, theirs):
+def test_greedy_equals_transformers(ours: Any, theirs: Any) -> None:
     model = gpt(context=64)
     peer = gpt2_with_weights_of(model)
     results = collect(generate(model, PROMPTS, SamplingParams("greedy", max_new_tokens=30, **ours), end_ids=ENDS))
@@ -144,7 +145,7 @@ def test_greedy_equals_transformers(ours, theirs):
         assert results[i, 0][0] == output.sequences[0, len(prompt) :].tolist()
 
 
-def test_all_filters_together_equal_those_of_transformers_in_their_order():
+def test_all_filters_together_equal_those_of_transformers_in_their_order() -> None:
     """Each filter changes the next one's input, so that a wrong order is detected."""
     model = gpt(context=64)
     peer = gpt2_with_weights_of(model)
@@ -168,11 +169,11 @@ def test_all_filters_together_equal_those_of_transformers_in_their_order():
     assert n_compared > 40
 
 
-def test_logits_stay_float32_under_autocast(monkeypatch):
+def test_logits_stay_float32_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     model = gpt().float()
     logits, types = model.logits, set()
 
-    def watched(hidden):
+    def watched(hidden: Any) -> Any:
         result = logits(hidden)
         types.add(result.dtype)
         return result
@@ -189,7 +190,7 @@ def test_logits_stay_float32_under_autocast(monkeypatch):
     [SamplingParams("greedy", max_new_tokens=40), SamplingParams(max_new_tokens=40, top_k=9, top_p=0.95)],
     ids=str,
 )
-def test_a_gpu_gives_the_tokens_of_the_cpu(settings):
+def test_a_gpu_gives_the_tokens_of_the_cpu(settings: SamplingParams) -> None:
     on_cpu = collect(generate(gpt(), PROMPTS, settings, end_ids={0}, banned_ids={1}, max_rows=4))
     on_gpu = collect(generate(gpt().cuda(), PROMPTS, settings, end_ids={0}, banned_ids={1}, max_rows=4))
     assert {request: tokens for request, (tokens, _) in on_gpu.items()} == {

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,14 +21,14 @@ FORMAT = PromptFormat(ByteTokenizer(), "both", (6,), after=(5,))
 TEXTS = [[1, MASK, 2, MASK, MASK], [MASK], [5, 5, MASK, 6], [MASK, MASK, MASK, MASK, 4], [0, MASK, 1, MASK, 2]]
 
 
-def filled(text, result):
+def filled(text: Any, result: Any) -> Any:
     coming = iter(result.tokens)
     return [next(coming) if token == MASK else token for token in text]
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 10])
 @pytest.mark.parametrize("max_rows", [1, 3, 64])
-def test_unmasking_by_confidence_equals_the_plain_reference(rounds, max_rows):
+def test_unmasking_by_confidence_equals_the_plain_reference(rounds: Any, max_rows: Any) -> None:
     model = SidesModel()
     results = list(fill_masks(model, TEXTS, MASK, MaskPredict(rounds=rounds), banned_ids={9}, max_rows=max_rows))
     assert len(results) == len(TEXTS)
@@ -39,7 +40,7 @@ def test_unmasking_by_confidence_equals_the_plain_reference(rounds, max_rows):
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 7, 64])
-def test_gibbs_sampling_equals_the_plain_reference(max_rows):
+def test_gibbs_sampling_equals_the_plain_reference(max_rows: Any) -> None:
     model = SidesModel()
     settings = MaskPredict(by="gibbs", rounds=3, seed=5, temperature=0.7)
     for result in fill_masks(model, [*TEXTS, TEXTS[0]], MASK, settings, n=2, banned_ids={9}, max_rows=max_rows):
@@ -50,7 +51,7 @@ def test_gibbs_sampling_equals_the_plain_reference(max_rows):
         assert result.steps == 3 * text.count(MASK)
 
 
-def test_gibbs_sampling_at_temperature_0_takes_the_most_probable():
+def test_gibbs_sampling_at_temperature_0_takes_the_most_probable() -> None:
     model = SidesModel()
     for settings in (MaskPredict(by="gibbs", rounds=1, temperature=0), MaskPredict(by="gibbs", rounds=1, top_k=1)):
         (result,) = fill_masks(model, [[1, MASK, 2]], MASK, settings, details=True)
@@ -60,7 +61,7 @@ def test_gibbs_sampling_at_temperature_0_takes_the_most_probable():
         assert result.removed[0] == pytest.approx(1 - math.exp(result.logprobs[0]), abs=1e-5)
 
 
-def test_a_bias_moves_the_choice():
+def test_a_bias_moves_the_choice() -> None:
     (result,) = fill_masks(SidesModel(), [[MASK] * 5], MASK, MaskPredict(logit_bias=(((7,), 1000.0),)))
     assert set(result.tokens) == {7}
 
@@ -68,21 +69,21 @@ def test_a_bias_moves_the_choice():
 @pytest.mark.parametrize(
     ("texts", "words"), [([[1, 2]], "no mask"), ([[MASK], [MASK] * 6], "6 tokens with its masks.*context is 5")]
 )
-def test_texts_that_cannot_be_filled_are_refused(texts, words):
+def test_texts_that_cannot_be_filled_are_refused(texts: Any, words: Any) -> None:
     with pytest.raises(UsageError, match=words):
         fill_masks(SidesModel(context=5), texts, MASK, MaskPredict())
 
 
-def test_models_and_strategies_that_do_not_fit_are_refused():
+def test_models_and_strategies_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match="bidirectional"):
         fill_masks(HistoryModel(), [[MASK]], MASK, MaskPredict())
     with pytest.raises(UsageError, match="does not predict the next token"):
         generate(SidesModel(), [[1]], SamplingParams("greedy"))
 
 
-def test_logits_that_are_not_finite_are_an_error():
+def test_logits_that_are_not_finite_are_an_error() -> None:
     class Broken(SidesModel):
-        def logits_of(self, ids):
+        def logits_of(self, ids: list[int]) -> Any:
             return [[math.nan] * 11 for _ in ids]
 
     with pytest.raises(NumericalError):
@@ -99,7 +100,7 @@ def test_logits_that_are_not_finite_are_an_error():
         ("[MASK]", False, {"placeholder": None, "n_appended_masks": 1}, [6, *"[MASK]", 4, 5]),
     ],
 )
-def test_masks_stand_where_the_placeholder_stood(prompt, documents, options, expected):
+def test_masks_stand_where_the_placeholder_stood(prompt: Any, documents: Any, options: Any, expected: Any) -> None:
     ids = replace(FORMAT, documents=documents).encode_masked_prompt(prompt, **options)
     assert list(ids) == [token if isinstance(token, int) else SPECIAL + ord(token) for token in expected]
 
@@ -114,17 +115,17 @@ def test_masks_stand_where_the_placeholder_stood(prompt, documents, options, exp
         ("a__", {"mask": "__", "prefix": "x"}, "no prefix"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(prompt, options, words):
+def test_options_that_do_not_fit_are_refused(prompt: Any, options: Any, words: Any) -> None:
     with pytest.raises(UsageError, match=words):
         generate(SidesModel(ByteTokenizer.vocab_size), [prompt], MaskPredict(), FORMAT, **options)
 
 
-def test_masks_are_not_for_other_strategies():
+def test_masks_are_not_for_other_strategies() -> None:
     with pytest.raises(UsageError, match="masks are not for greedy"):
         generate(HistoryModel(300), ["a"], SamplingParams("greedy"), PromptFormat(ByteTokenizer(), "past"), length=3)
 
 
-def test_a_completion_is_the_whole_text():
+def test_a_completion_is_the_whole_text() -> None:
     model = SidesModel(ByteTokenizer.vocab_size + 9)
     (completion,) = complete(model, ["ab__c"], MaskPredict(), replace(FORMAT, documents=True), mask="__", details=True)
     assert completion.text.startswith("ab")
@@ -134,7 +135,7 @@ def test_a_completion_is_the_whole_text():
     assert SPECIAL <= completion.tokens[0] < ByteTokenizer.vocab_size
 
 
-def test_what_is_too_long_fills_less_when_it_may():
+def test_what_is_too_long_fills_less_when_it_may() -> None:
     model = SidesModel(ByteTokenizer.vocab_size, context=10)
     (completion,) = complete(model, ["abc"], MaskPredict(), FORMAT, length=50, overflow="cut")
     assert len(completion.tokens) == 5

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from lmtool.errors import UsageError
@@ -24,7 +26,7 @@ from lmtool.generation.params import (
     ],
     ids=str,
 )
-def test_values_out_of_range_are_refused_by_name(values):
+def test_values_out_of_range_are_refused_by_name(values: Any) -> None:
     (name,) = values
     with pytest.raises(UsageError, match=name):
         choose_params(**values)
@@ -39,7 +41,7 @@ VALUES = {
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", sorted(VALUES.keys() - {"seed", "diversity"}))
-def test_a_strategy_takes_its_own_fields_and_no_others(strategy, name):
+def test_a_strategy_takes_its_own_fields_and_no_others(strategy: Any, name: Any) -> None:
     asked = {name: VALUES[name]}
     if name in get_strategy_options(strategy):
         assert getattr(choose_params(strategy, **asked), name) == VALUES[name]
@@ -64,13 +66,13 @@ def test_a_strategy_takes_its_own_fields_and_no_others(strategy, name):
         ),
     ],
 )
-def test_contradictions_name_the_options_as_they_are_typed(given, what):
+def test_contradictions_name_the_options_as_they_are_typed(given: Any, what: Any) -> None:
     with pytest.raises(UsageError) as refused:
         choose_params(**given)
     assert refused.value.what == what
 
 
-def test_a_setting_of_one_strategy_implies_it():
+def test_a_setting_of_one_strategy_implies_it() -> None:
     assert choose_params(num_return=2).strategy == "beam"
     assert choose_params(rounds=2).strategy == "mask-predict"
     assert choose_params(top_k=2).strategy == "sample"
@@ -80,7 +82,7 @@ def test_a_setting_of_one_strategy_implies_it():
         choose_params(rounds=2, num_beams=3)
 
 
-def test_choose_keeps_what_is_given_and_the_defaults_of_the_rest():
+def test_choose_keeps_what_is_given_and_the_defaults_of_the_rest() -> None:
     assert choose_params(seed=3) == SamplingParams(seed=3)
     assert choose_params(temperature=0.5, top_k=4, top_p=0.9, max_new_tokens=7, seed=0) == SamplingParams(
         temperature=0.5, top_k=4, top_p=0.9, max_new_tokens=7, seed=0
@@ -91,12 +93,12 @@ def test_choose_keeps_what_is_given_and_the_defaults_of_the_rest():
     assert choose_params(temperature=0, top_k=40, seed=1) == SamplingParams(temperature=0, top_k=40, seed=1)
 
 
-def test_without_a_seed_each_choice_has_another():
+def test_without_a_seed_each_choice_has_another() -> None:
     assert choose_params().seed != choose_params().seed
 
 
 @pytest.mark.parametrize("values", [{"strategy": "greedy"}, {"temperature": 0}, {"top_k": 1}], ids=str)
-def test_several_samples_need_chance(values):
+def test_several_samples_need_chance(values: Any) -> None:
     with pytest.raises(UsageError, match="3 samples"):
         choose_params(n=3, **values)
     choose_params(n=1, **values)

@@ -1,6 +1,7 @@
 """Requests that begin alike: the same tokens as without a cache of prefixes, fewer of them read, in bounded memory."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -24,11 +25,11 @@ ROOM = 1 << 20
 SETTINGS = [SamplingParams("greedy", max_new_tokens=9), SamplingParams(max_new_tokens=14, temperature=1.2, seed=3)]
 
 
-def request_for(engine, text, params, **fields):
+def request_for(engine: Any, text: Any, params: Any, **fields: Any) -> Any:
     return engine.create_request_state(Request(prompt=Prompt(tuple(text)), params=params, **fields))
 
 
-def finished(engine, *states):
+def finished(engine: Any, *states: Any) -> Any:
     """(tokens, log-probabilities) of requests that are added now."""
     found = {engine.add(state): ([], []) for state in states}
     while not engine.is_idle:
@@ -38,22 +39,22 @@ def finished(engine, *states):
     return list(found.values())
 
 
-def alone(model, text, settings):
+def alone(model: Any, text: Any, settings: SamplingParams) -> Any:
     """The same by `generate`."""
     events = list(generate(model, [list(text)], settings))
     return [event.id for event in events], [event.logprob for event in events]
 
 
-def tensors_of(cache):
+def tensors_of(cache: Any) -> Any:
     return [t for _, state in cache._blocks.values() for layer in state.layers for t in layer]
 
 
-def n_bytes(cache):
+def n_bytes(cache: Any) -> Any:
     """Of the memory that its tensors keep."""
     return sum(t.untyped_storage().nbytes() for t in tensors_of(cache))
 
 
-def is_whole(cache):
+def is_whole(cache: Any) -> Any:
     """Whether each block stands after one that is kept, which was used no earlier."""
     order = {0: len(cache._blocks)} | {number: i for i, (number, _) in enumerate(cache._blocks.values())}
     return all(order.get(before, -1) > i for i, (before, _) in enumerate(cache._blocks))
@@ -70,7 +71,7 @@ DRAFTS = {
     ("kind", "draft"),
     nightly_but([*((kind, None) for kind in KINDS), *(("gpt2", name) for name in DRAFTS)], 0, 7, 15, 16, unpack=True),
 )
-def test_conversations_that_begin_alike_are_answered_as_without(kind, draft):
+def test_conversations_that_begin_alike_are_answered_as_without(kind: Any, draft: Any) -> None:
     """They join at any time, some are given up, each turn begins with the one before; texts also slide.
 
     Texts that are alone have a draft: greedy ones any, and sampled ones one that only looks up.
@@ -113,7 +114,7 @@ def test_conversations_that_begin_alike_are_answered_as_without(kind, draft):
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8", "bfloat16"])
-def test_a_prompt_after_kept_blocks_has_the_sums_of_one_read_in_such_chunks(precision):
+def test_a_prompt_after_kept_blocks_has_the_sums_of_one_read_in_such_chunks(precision: Any) -> None:
     """Bit for bit, in every precision."""
     model = tiny.model(dtype=torch.float32, **tiny.TRANSFORMERS["rotary"])
     if precision == "int8":
@@ -132,7 +133,7 @@ def test_a_prompt_after_kept_blocks_has_the_sums_of_one_read_in_such_chunks(prec
     assert kinds == {torch.bfloat16 if precision == "bfloat16" else torch.float32}
 
 
-def test_what_is_kept_is_not_read_again():
+def test_what_is_kept_is_not_read_again() -> None:
     model, cache = HistoryModel(), PrefixCache(ROOM, n_block=4)
     engine = Engine(model, chunk=64, prefixes=cache)
     text, settings = list(range(11)), SamplingParams("greedy", max_new_tokens=6)
@@ -154,7 +155,7 @@ def test_what_is_kept_is_not_read_again():
     assert request.n_reused == 4
 
 
-def test_a_prompt_that_waits_begins_after_what_another_has_read_meanwhile():
+def test_a_prompt_that_waits_begins_after_what_another_has_read_meanwhile() -> None:
     model, cache = HistoryModel(), PrefixCache(ROOM, n_block=4)
     engine, settings = Engine(model, chunk=8, prefixes=cache), SamplingParams("greedy", max_new_tokens=2)
     texts = [[*range(10), *range(10), *ending] for ending in ([1], [2, 3], [3, 4, 5], [4, 5, 6, 7])]
@@ -163,7 +164,7 @@ def test_a_prompt_that_waits_begins_after_what_another_has_read_meanwhile():
     assert sorted(request.n_reused for request in requests)[2:] == [20, 20]
 
 
-def test_probabilities_of_a_prompt_are_those_of_all_its_tokens():
+def test_probabilities_of_a_prompt_are_those_of_all_its_tokens() -> None:
     model = tiny.model(**tiny.TRANSFORMERS["rotary"])
     engine = Engine(model, chunk=4, prefixes=PrefixCache(ROOM, n_block=4))
     text = tiny.tokens(14).tolist()
@@ -177,7 +178,7 @@ def test_probabilities_of_a_prompt_are_those_of_all_its_tokens():
     assert len(read[0]) == len(text) - 1
 
 
-def test_memory_is_bounded_whatever_is_asked():
+def test_memory_is_bounded_whatever_is_asked() -> None:
     model = tiny.model(**tiny.TRANSFORMERS["n-grams"])
     block = PrefixCache(ROOM, n_block=2)
     engine = Engine(model, chunk=4, prefixes=block)
@@ -199,12 +200,12 @@ def test_memory_is_bounded_whatever_is_asked():
         assert n_bytes(cache) == n_blocks * size
 
 
-def test_what_was_used_least_recently_gives_way_leaves_first():
+def test_what_was_used_least_recently_gives_way_leaves_first() -> None:
     model, settings = HistoryModel(), SamplingParams("greedy", max_new_tokens=1)
     cache = PrefixCache(5 * 2 * 4 * 2, n_block=2)  # five blocks of keys and values of two positions
     engine = Engine(model, chunk=64, prefixes=cache)
 
-    def known(*text):
+    def known(*text: Any) -> Any:
         return cache.n_cached_tokens([text])
 
     finished(engine, request_for(engine, [1, 1, 2, 2], settings))
@@ -220,7 +221,7 @@ def test_what_was_used_least_recently_gives_way_leaves_first():
     assert (known(*[8] * 20), known(1, 1)) == (10, 0)
 
 
-def test_who_leaves_while_a_prompt_is_read_leaves_what_was_read():
+def test_who_leaves_while_a_prompt_is_read_leaves_what_was_read() -> None:
     model, cache = HistoryModel(), PrefixCache(ROOM, n_block=2)
     engine, settings = Engine(model, chunk=4, prefixes=cache), SamplingParams("greedy", max_new_tokens=4)
     text = list(range(11))
@@ -234,7 +235,7 @@ def test_who_leaves_while_a_prompt_is_read_leaves_what_was_read():
 
 
 @pytest.mark.parametrize("fault", ["reading", "keeping"])
-def test_an_error_ends_one_request_and_spoils_nothing_that_is_kept(fault, monkeypatch):
+def test_an_error_ends_one_request_and_spoils_nothing_that_is_kept(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What begins with [1, 2, 3, 4] fails after that, or while blocks of it are kept."""
     model = tiny.model(**tiny.TRANSFORMERS["rotary"])
     cache = PrefixCache(ROOM, n_block=2)
@@ -242,12 +243,12 @@ def test_an_error_ends_one_request_and_spoils_nothing_that_is_kept(fault, monkey
     runner = engine.runner
     advance, part, n_parts = runner.read_tokens, DecodeState.copy_positions, 0
 
-    def advancing(tokens, state):
+    def advancing(tokens: Any, state: DecodeState) -> Any:
         if any(9 in ids for ids in tokens):
             raise ZeroDivisionError
         return advance(tokens, state)
 
-    def cutting(*given):
+    def cutting(*given: Any) -> Any:
         nonlocal n_parts
         n_parts += 1
         if n_parts == 3:

@@ -1,4 +1,6 @@
 import io
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from lmtool.generation.prompts import gather_prompts
         (b"\n", [""]),
     ],
 )
-def test_each_line_is_a_prompt(tmp_path, monkeypatch, data, expected):
+def test_each_line_is_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Any, expected: Any) -> None:
     file = tmp_path / "prompts.txt"
     file.write_bytes(data)
     assert gather_prompts([], str(file)) == expected
@@ -28,14 +30,14 @@ def test_each_line_is_a_prompt(tmp_path, monkeypatch, data, expected):
 @pytest.mark.parametrize(
     ("name", "content"), [("missing.txt", None), (".", None), ("empty.txt", b""), ("latin.txt", b"one\ncaf\xe9\n")]
 )
-def test_a_file_that_is_no_text_is_refused(tmp_path, name, content):
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path, name: Any, content: Any) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError):
         gather_prompts([], str(tmp_path / name))
 
 
-def test_prompts_come_from_one_place(tmp_path):
+def test_prompts_come_from_one_place(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("one\n")
     assert gather_prompts(["a", "b"], None) == ["a", "b"]
     assert gather_prompts([], str(tmp_path / "prompts.txt")) == ["one"]

@@ -1,5 +1,7 @@
 """Requests with a source: targets, and texts that continue it."""
 
+from typing import Any
+
 import pytest
 
 from lmtool.errors import UsageError
@@ -21,13 +23,13 @@ STRATEGIES = [
 ]
 
 
-def after(model, prompt):
+def after(model: Any, prompt: Any) -> Any:
     """Logits after the tokens of a target, preceded by its source."""
     before = [*prompt.source, 99] if isinstance(model, AnswerModel) else list(prompt.source)
     return lambda ids: model.logits_after([*before, *ids]).tolist()
 
 
-def plain(model, prompt, settings):
+def plain(model: Any, prompt: Any, settings: SamplingParams) -> Any:
     logits_after = after(model, prompt)
     if settings.strategy == "beam":
         found = reference.beam_search(logits_after, prompt.tokens, k=3, max_new_tokens=8, end_ids={0})
@@ -43,21 +45,21 @@ def plain(model, prompt, settings):
     nightly_but([(AnswerModel(), ANSWERS), (PrefixModel(), ANSWERS), (PrefixModel(), JOINED)], 0, 1, unpack=True),
 )
 @pytest.mark.parametrize("max_rows", nightly_but([1, 3, 64], 0))
-def test_answers_equal_the_plain_reference(model, prompts, settings, max_rows):
+def test_answers_equal_the_plain_reference(model: Any, prompts: Any, settings: SamplingParams, max_rows: Any) -> None:
     results = collect(generate(model, prompts, settings, end_ids={0}, max_rows=max_rows))
     for i, prompt in enumerate(prompts):
         assert results[i, 0][0] == plain(model, prompt, settings)
 
 
 @pytest.mark.parametrize("model", [AnswerModel(context=6), PrefixModel(context=9)])
-def test_a_long_answer_slides_and_keeps_its_source(model):
+def test_a_long_answer_slides_and_keeps_its_source(model: Any) -> None:
     """Which takes up context of a prefix LM alone."""
     (tokens, _) = collect(generate(model, [ANSWERS[0]], SamplingParams("greedy", max_new_tokens=20)))[0, 0]
     logits_after = after(model, ANSWERS[0])
     assert tokens == reference.continuation(logits_after, [1], max_new_tokens=20, context=6, greedy=True)[0]
 
 
-def test_a_text_cut_in_two_slides_like_any_other():
+def test_a_text_cut_in_two_slides_like_any_other() -> None:
     settings = SamplingParams("greedy", max_new_tokens=20)
     joined = collect(generate(PrefixModel(context=7), JOINED, settings))
     whole = collect(generate(HistoryModel(context=7), [prompt.text for prompt in JOINED], settings))
@@ -65,7 +67,7 @@ def test_a_text_cut_in_two_slides_like_any_other():
 
 
 @pytest.mark.parametrize("model", [AnswerModel(context=4), PrefixModel(context=4)])
-def test_sources_longer_than_the_context_are_refused_or_lose_their_end(model):
+def test_sources_longer_than_the_context_are_refused_or_lose_their_end(model: Any) -> None:
     long = Prompt((1,), (4, 5, 6, 7, 8))
     with pytest.raises(UsageError, match="6 tokens, but the model's context is 4"):
         generate(model, [long], SamplingParams("greedy"))
@@ -76,7 +78,7 @@ def test_sources_longer_than_the_context_are_refused_or_lose_their_end(model):
         assert cut == collect(generate(model, [Prompt((1,), long.source[:n_left])], settings))
 
 
-def test_a_joined_text_longer_than_the_context_loses_its_beginning():
+def test_a_joined_text_longer_than_the_context_loses_its_beginning() -> None:
     settings = SamplingParams("greedy", max_new_tokens=3)
     long = Prompt((9,), (1, 2, 3, 4, 5, 6, 7, 8), joined=True)
     for overflow, n in (("cut", 6), ("slide", 3)):
@@ -84,14 +86,14 @@ def test_a_joined_text_longer_than_the_context_loses_its_beginning():
         assert cut == collect(generate(HistoryModel(context=6), [long.text[-n:]], settings))
 
 
-def test_no_room_for_an_answer_is_an_error():
+def test_no_room_for_an_answer_is_an_error() -> None:
     with pytest.raises(UsageError, match="target begins with 5 tokens"):
         generate(PrefixModel(context=4), [Prompt((1, 2, 3, 4, 5), (6,))], SamplingParams("greedy"), overflow="cut")
     with pytest.raises(UsageError, match="no tokens"):
         generate(AnswerModel(), [Prompt((1,), ())], SamplingParams("greedy"))
 
 
-def test_an_answer_begins_with_the_prefix():
+def test_an_answer_begins_with_the_prefix() -> None:
     model, prompt_format = AnswerModel(ByteTokenizer.vocab_size), PromptFormat(ByteTokenizer(), "source", answers=True)
     (completion,) = complete(model, ["hi"], SamplingParams("greedy", max_new_tokens=4), prompt_format, prefix="so")
     assert completion.text.startswith("so")

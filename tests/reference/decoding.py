@@ -5,29 +5,30 @@
 
 import hashlib
 import math
+from typing import Any
 
 from tests.reference.losses import log_softmax
 from tests.reference.transformer import softmax
 
 
-def order(scores):
+def order(scores: Any) -> Any:
     """Ids from the highest score to the lowest; of equal ones the lowest id first."""
     return sorted(range(len(scores)), key=lambda i: (-scores[i], i))
 
 
-def temperature(scores, t):
+def temperature(scores: Any, t: Any) -> Any:
     if t == 0:
         best = order(scores)[0]
         return [0.0 if i == best else -math.inf for i in range(len(scores))]
     return [s / t for s in scores]
 
 
-def top_k(scores, k):
+def top_k(scores: Any, k: Any) -> Any:
     kept = order(scores)[:k]
     return [s if i in kept else -math.inf for i, s in enumerate(scores)]
 
 
-def top_p(scores, p):
+def top_p(scores: Any, p: Any) -> Any:
     probabilities = softmax(scores)
     kept, mass = [], 0.0
     for i in order(scores):
@@ -38,21 +39,21 @@ def top_p(scores, p):
     return [s if i in kept else -math.inf for i, s in enumerate(scores)]
 
 
-def number(key, n):
+def number(key: Any, n: Any) -> Any:
     """The n-th number from 0 to 1 of a key."""
     return (int(hashlib.sha256(key + n.to_bytes(8, "big")).hexdigest()[:16], 16) // 2**11) / 2**53
 
 
-def key_of(seed, sample, prompt):
+def key_of(seed: Any, sample: Any, prompt: Any) -> Any:
     return hashlib.sha256(" ".join(str(word) for word in [seed, sample, *prompt]).encode("ascii")).digest()
 
 
-def uniform(seed, sample, prompt, n_written):
+def uniform(seed: Any, sample: Any, prompt: Any, n_written: Any) -> Any:
     """The random number for one token, as docs/generate.md says it."""
     return number(key_of(seed, sample, prompt), n_written)
 
 
-def inverse_cdf(probabilities, u):
+def inverse_cdf(probabilities: Any, u: Any) -> Any:
     mass = 0.0
     for i, p in enumerate(probabilities):
         mass += p
@@ -62,20 +63,20 @@ def inverse_cdf(probabilities, u):
 
 
 def continuation(
-    logits_after,
-    prompt,
+    logits_after: Any,
+    prompt: Any,
     *,
-    max_new_tokens,
-    context=None,
-    end_ids=(),
-    greedy=False,
-    t=1.0,
-    k=None,
-    p=None,
-    seed=1,
-    sample=0,
-    read=None,
-):
+    max_new_tokens: Any,
+    context: Any = None,
+    end_ids: Any = (),
+    greedy: Any = False,
+    t: Any = 1.0,
+    k: Any = None,
+    p: Any = None,
+    seed: Any = 1,
+    sample: Any = 0,
+    read: Any = None,
+) -> Any:
     """Tokens, and log-probabilities before any filter, of one request.
 
     read: the ids that the randomness starts from, when they are more than the prompt.
@@ -101,32 +102,32 @@ def continuation(
     return tokens, logprobs
 
 
-def named_uniform(seed, sample, prompt, name, n_written):
+def named_uniform(seed: Any, sample: Any, prompt: Any, name: Any, n_written: Any) -> Any:
     """The further random numbers of a draft and of acceptance, as docs/generate.md says it."""
     return number(hashlib.sha256(key_of(seed, sample, prompt) + name.encode("ascii")).digest(), n_written)
 
 
 def speculative(
-    logits_after,
-    draft_after,
-    prompt,
+    logits_after: Any,
+    draft_after: Any,
+    prompt: Any,
     *,
-    n,
-    max_new_tokens,
-    context=None,
-    end_ids=(),
-    t=1.0,
-    k=None,
-    p=None,
-    seed=1,
-    sample=0,
-):
+    n: Any,
+    max_new_tokens: Any,
+    context: Any = None,
+    end_ids: Any = (),
+    t: Any = 1.0,
+    k: Any = None,
+    p: Any = None,
+    seed: Any = 1,
+    sample: Any = 0,
+) -> Any:
     """Tokens of one request, how many were proposed, and how many accepted: Leviathan et al. 2023, Algorithm 1.
 
     Draft and model have the same context. The token after a window that was read anew comes without a proposal.
     """
 
-    def distribution(scores):
+    def distribution(scores: Any) -> Any:
         scores = temperature(scores, t)
         scores = top_k(scores, k) if k is not None else scores
         return softmax(top_p(scores, p) if p is not None else scores)
@@ -165,7 +166,7 @@ def speculative(
             window, is_new = window[-max(1, context // 2) :], True
 
 
-def looked_up(text, n, end_ids=()):
+def looked_up(text: Any, n: Any, end_ids: Any = ()) -> Any:
     """What followed the longest suffix of 4, 3 or 2 tokens that stood before, where it stood last."""
     for length in (4, 3, 2):
         places = [i for i in range(len(text) - length) if text[i : i + length] == text[-length:]]
@@ -179,12 +180,12 @@ def looked_up(text, n, end_ids=()):
     return []
 
 
-def min_p(scores, p):
+def min_p(scores: Any, p: Any) -> Any:
     probabilities = softmax(scores)
     return [s if q >= p * max(probabilities) else -math.inf for s, q in zip(scores, probabilities, strict=True)]
 
 
-def typical_p(scores, p):
+def typical_p(scores: Any, p: Any) -> Any:
     probabilities = softmax(scores)
     entropy = -sum(q * math.log(q) for q in probabilities if q > 0)
     possible = [i for i, q in enumerate(probabilities) if q > 0]
@@ -197,16 +198,16 @@ def typical_p(scores, p):
     return [s if i in kept else -math.inf for i, s in enumerate(scores)]
 
 
-def repetition_penalty(scores, penalty, text):
+def repetition_penalty(scores: Any, penalty: Any, text: Any) -> Any:
     return [(s * penalty if s < 0 else s / penalty) if i in text else s for i, s in enumerate(scores)]
 
 
-def apply_count_penalties(scores, frequency, presence, new):
+def apply_count_penalties(scores: Any, frequency: Any, presence: Any, new: Any) -> Any:
     """mu[j] -> mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence, as OpenAI's API documents it."""
     return [s - new.count(i) * frequency - float(new.count(i) > 0) * presence for i, s in enumerate(scores)]
 
 
-def no_repeat_ngram(scores, n, text):
+def no_repeat_ngram(scores: Any, n: Any, text: Any) -> Any:
     """A token may not come when the last n tokens would then be a stretch of the text."""
     stretches = [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]
     return [
@@ -215,7 +216,7 @@ def no_repeat_ngram(scores, n, text):
     ]
 
 
-def logit_bias(scores, biases, text):
+def logit_bias(scores: Any, biases: Any, text: Any) -> Any:
     scores = list(scores)
     for ids, bias in biases:
         if list(text[len(text) - len(ids) + 1 :]) == list(ids[:-1]) and len(text) >= len(ids) - 1:
@@ -224,19 +225,19 @@ def logit_bias(scores, biases, text):
 
 
 def beam_search(
-    logits_after,
-    prompt,
+    logits_after: Any,
+    prompt: Any,
     *,
-    k,
-    max_new_tokens,
-    length_penalty=1.0,
-    early_stopping="no",
-    end_ids=(),
-    groups=1,
-    diversity=0.0,
-    change=lambda scores, text, n_written: scores,
-    ends=lambda written: False,
-):
+    k: Any,
+    max_new_tokens: Any,
+    length_penalty: Any = 1.0,
+    early_stopping: Any = "no",
+    end_ids: Any = (),
+    groups: Any = 1,
+    diversity: Any = 0.0,
+    change: Any = lambda scores, text, n_written: scores,
+    ends: Any = lambda written: False,
+) -> Any:
     """(score, tokens) of the finished hypotheses of all groups, best first; live ones are (total, tokens)."""
     width = k // groups
     live = [[(0.0, [])] for _ in range(groups)]
@@ -269,7 +270,7 @@ def beam_search(
     return sorted((f for group in finished for f in group), key=lambda f: -f[0])
 
 
-def all_texts(logits_after, prompt, *, max_new_tokens, length_penalty, end_ids):
+def all_texts(logits_after: Any, prompt: Any, *, max_new_tokens: Any, length_penalty: Any, end_ids: Any) -> Any:
     """(score, tokens) of every text that there is, best first."""
     found, live = [], [(0.0, [])]
     for n in range(1, max_new_tokens + 1):
@@ -285,7 +286,7 @@ def all_texts(logits_after, prompt, *, max_new_tokens, length_penalty, end_ids):
     return sorted(ranked, key=lambda f: -f[0])
 
 
-def mask_predict(logits_of, ids, mask, rounds, banned=()):
+def mask_predict(logits_of: Any, ids: list[int], mask: Any, rounds: Any, banned: Any = ()) -> Any:
     """Ghazvininejad et al. 2019, section 3; `logits_of(ids)` gives a list for each position."""
     ids = list(ids)
     places = [i for i, token in enumerate(ids) if token == mask]
@@ -303,7 +304,7 @@ def mask_predict(logits_of, ids, mask, rounds, banned=()):
     return ids
 
 
-def gibbs(logits_of, ids, mask, rounds, key, banned, t):
+def gibbs(logits_of: Any, ids: list[int], mask: Any, rounds: Any, key: Any, banned: Any, t: Any) -> Any:
     """Wang and Cho 2019, each round every mask once; numbers of the key in the order of their use."""
     ids = list(ids)
     places = [i for i, token in enumerate(ids) if token == mask]

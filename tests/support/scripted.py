@@ -1,5 +1,7 @@
 """A model that writes what it is told, and tokenizers of bytes and of words."""
 
+from typing import Any
+
 from lmtool.tokenization.decoder import ByteDecoder, WordDecoder
 from lmtool.tokenization.inner import SpecialTokenIdsByRole
 from tests.generation.models import HistoryModel
@@ -16,16 +18,16 @@ class ByteTokenizer:
     roles = SpecialTokenIdsByRole(0, 1, 2, 3, 4, 5, 6, (1,), frozenset({2}), (), special_ids)
     vocab_size = SPECIAL + 256
 
-    def encode(self, text):
+    def encode(self, text: Any) -> Any:
         return [SPECIAL + byte for byte in text.encode()]
 
-    def find_unknown_parts(self, text):
+    def find_unknown_parts(self, text: Any) -> Any:
         return []
 
-    def display_token(self, token):
+    def display_token(self, token: Any) -> Any:
         return f"<{token}>" if token < SPECIAL else chr(token - SPECIAL)
 
-    def make_stream_decoder(self, names=None):
+    def make_stream_decoder(self, names: Any = None) -> Any:
         return ByteDecoder([b""] * SPECIAL + [bytes([i]) for i in range(256)])
 
 
@@ -33,22 +35,24 @@ class WordTokenizer(ByteTokenizer):
     words = ("once", "upon", "a", "time", ",", ".", "'")
     vocab_size = SPECIAL + len(words)
 
-    def encode(self, text):
+    def encode(self, text: Any) -> Any:
         return [SPECIAL + self.words.index(word) for word in text.split()]
 
-    def make_stream_decoder(self, names=None):
+    def make_stream_decoder(self, names: Any = None) -> Any:
         return WordDecoder([""] * SPECIAL + list(self.words))
 
 
 class ScriptModel(HistoryModel):
     """Continues with a text of bytes, whatever the prompt, which begins with its number of tokens."""
 
-    def __init__(self, script, vocab_size=ByteTokenizer.vocab_size, n_prompt=1, context=None):
+    def __init__(
+        self, script: Any, vocab_size: Any = ByteTokenizer.vocab_size, n_prompt: Any = 1, context: Any = None
+    ) -> None:
         super().__init__(vocab_size, context)
         self.script = script
         self.n_prompt = n_prompt
 
-    def logits_after(self, ids):
+    def logits_after(self, ids: list[int]) -> Any:
         logits = super().logits_after(ids)
         logits[self.script[len(ids) - self.n_prompt]] = 100.0
         return logits

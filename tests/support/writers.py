@@ -1,6 +1,7 @@
 """A model of each family that writes, and prompts for it."""
 
 import random
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ FAMILIES = {
 }
 
 
-def model_of(family, dtype):
+def model_of(family: str, dtype: Any) -> Any:
     torch.manual_seed(2)
     model = build(FAMILIES[family], VOCAB_SIZE)
     if isinstance(model, NGramModel):
@@ -48,7 +49,7 @@ def model_of(family, dtype):
     return model.to(dtype).eval()
 
 
-def prompts_of(model, count, seed=1):
+def prompts_of(model: Any, count: Any, seed: Any = 1) -> Any:
     rng = random.Random(seed)
     rows = [tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 12))) for _ in range(count)]
     return [Prompt((1,), row) for row in rows] if model.reads == "source" else [Prompt(row) for row in rows]
@@ -57,11 +58,11 @@ def prompts_of(model, count, seed=1):
 class Repeating(HistoryModel):
     """A text of period 3, whatever came before; logits are finite, so that every token can be drawn."""
 
-    def logits_after(self, ids):
+    def logits_after(self, ids: list[int]) -> Any:
         return 6.0 * torch.nn.functional.one_hot(torch.tensor((ids[-1] + 1) % 3), self.vocab_size).float()
 
 
-def transformer(seed=2, dtype=torch.float64, vocab_size=17, **changes):
+def transformer(seed: Any = 2, dtype: Any = torch.float64, vocab_size: Any = 17, **changes: Any) -> Any:
     torch.manual_seed(seed)
     model = build(Transformer.model_validate(TRANSFORMER | changes), vocab_size)
     for parameter in model.parameters():
