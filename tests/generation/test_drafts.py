@@ -1,7 +1,7 @@
 """Speculative decoding: the text or the distribution without a draft, and what a draft proposes."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,7 @@ def texts(
     model: LanguageModel,
     prompts: Sequence[Any],
     settings: SamplingParams,
-    end_ids: Iterable[int] = (2,),
+    end_ids: Collection[int] = (2,),
     n: int = 1,
     **options: Any,
 ) -> Texts:
@@ -133,7 +133,7 @@ def test_float32_and_packed_matrices_write_the_same_greedy_texts() -> None:
 @pytest.mark.parametrize("position", ["learned", "rotary", "alibi"])
 def test_a_pass_over_proposals_computes_the_sums_of_steps_bit_for_bit_in_int8(position: str) -> None:
     """Whose inputs are rounded to few values: without that, last bits would become differences of texts."""
-    of = {"n_kv_heads": 1, "norm": {"kind": "rms"}} if position == "rotary" else {}
+    of: dict[str, Any] = {"n_kv_heads": 1, "norm": {"kind": "rms"}} if position == "rotary" else {}
     model = transformer(dtype=torch.float32, d_model=64, context=64, position={"kind": position}, **of)
     pack_weights_(model, "int8", torch.device("cpu"))
     tokens_BT = torch.randint(17, (1, 40), generator=torch.Generator().manual_seed(1))
@@ -227,7 +227,7 @@ def test_a_prompt_is_read_once_for_all_samples() -> None:
 class Noting(NGramDraft):
     """Keeps each text, the number of tokens asked for, and what was proposed."""
 
-    def start_proposals(self, state: Any, sampler: Any, vocab_size: int) -> Iterator[Any]:  # type: ignore[override]
+    def start_proposals(self, state: Any, sampler: Any, vocab_size: int) -> Any:
         self.proposed: list[tuple[list[int], int, list[int]]] = []
         proposals = super().start_proposals(state, sampler, vocab_size)
         proposal = next(proposals)
@@ -264,7 +264,7 @@ def test_details_and_limits_are_those_without_a_draft() -> None:
     drafted = list(generate(model, prompt, GREEDY, details=True, draft=NGramDraft(4)))
     for one, other in zip(drafted, plainly, strict=True):
         assert (one.id, one.rank, one.finish_reason) == (other.id, other.rank, other.finish_reason)
-        assert [choice.id for choice in one.alternatives] == [choice.id for choice in other.alternatives]
+        assert [choice.id for choice in one.alternatives or ()] == [choice.id for choice in other.alternatives or ()]
         assert one.removed == pytest.approx(other.removed)
     late = list(generate(model, prompt, replace(GREEDY, max_time=1e-9), draft=NGramDraft(4)))
     assert [event.finish_reason for event in late] == ["time"]

@@ -14,6 +14,7 @@ from transformers import TopPLogitsWarper
 from lmtool.generation import filters, params
 from lmtool.generation.params import FILTERS, SamplingParams, apply_sampling_filters
 from tests.reference import decoding as reference
+from tests.reference.transformer import softmax
 
 
 def random_logits(n_rows: int = 20, vocab_size: int = 200) -> torch.Tensor:
@@ -38,12 +39,12 @@ def test_sampling_filters_equal_the_plain_reference(scores: list[float], t: floa
     expected = reference.temperature(scores, t)
     expected = reference.top_k(expected, k) if k is not None else expected
     # The sets differ where rounding moves a sum across p; so exclude a p that is a sum.
-    sums = torch.tensor(reference.softmax(expected)).sort(descending=True).values.cumsum(0)
+    sums = torch.tensor(softmax(expected)).sort(descending=True).values.cumsum(0)
     if p is not None and (sums - p).abs().min() < 1e-6:
         p = None
     expected = reference.top_p(expected, p) if p is not None else expected
     result = apply_sampling_filters(torch.tensor([scores]), SamplingParams(temperature=t, top_k=k, top_p=p))
-    torch.testing.assert_close(result.softmax(-1)[0], torch.tensor(reference.softmax(expected)))
+    torch.testing.assert_close(result.softmax(-1)[0], torch.tensor(softmax(expected)))
 
 
 @pytest.mark.parametrize("name", sorted(FILTERS))
@@ -51,7 +52,7 @@ def test_every_setting_filters_each_row_as_if_it_were_alone(name: str) -> None:
     logits_BV, value = random_logits(60, 30).round(), 2 if name == "top_k" else 0.5
     before = logits_BV.clone()
     filtered = FILTERS[name](logits_BV, value)
-    assert torch.equal(filtered, torch.cat([FILTERS[name](row_1V, value) for row_1V in logits_BV.split(1)]))
+    assert torch.equal(filtered, torch.cat([FILTERS[name](row_1V, value) for row_1V in torch.split(logits_BV, 1)]))
     assert not torch.equal(filtered, logits_BV)
     given: Any = {"temperature": 1.0, name: value}
     found = apply_sampling_filters(logits_BV, SamplingParams(**given))
@@ -97,10 +98,10 @@ def test_penalties_count_the_new_text_alone() -> None:
     assert logits_BV.tolist() == [[0, 0, -1.25, -0.75], [0, 0, 0, 0]]
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations on tensors."""
 
-    n = 0
+    n: int = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.n += 1
@@ -113,10 +114,10 @@ def test_many_biases_of_many_rows_take_no_more_operations_than_a_few_of_one(leng
         logits_BV = torch.zeros(n_rows, 2000)
         biases = tuple(((7,) * (length - 1) + (i,), 1.0) for i in range(n_biases))
         filters.add_logit_bias(logits_BV, biases, [[1, 2]] * n_rows)
-        with Operations() as operations:
+        with Operations() as operations:  # type: ignore[no-untyped-call]
             biased_BV = filters.add_logit_bias(logits_BV, biases, [[1, 2]] * n_rows)
         assert biased_BV.sum() == (n_biases * n_rows if length == 1 else 0)
-        return operations.n
+        return int(operations.n)
 
     assert counted(1024, 64) <= 2 * counted(2, 1)
 
@@ -153,9 +154,9 @@ def test_typical_p_equals_the_plain_reference(weights: list[int], p: float) -> N
     result = params.typical_p(torch.tensor([scores], dtype=torch.float64), p)
     expected = torch.tensor(reference.typical_p(scores, p), dtype=torch.float64)
     if not torch.equal(result[0].isinf(), expected.isinf()):  # unless rounding decides on the first or the last token
-        entropy = -sum(q * math.log(q) for q in reference.softmax(scores))
-        near = sorted((abs(-math.log(q) - entropy), q) for q in reference.softmax(scores))
-        masses = itertools.accumulate(q for _, q in near)
+        entropy = -sum(q * math.log(q) for q in softmax(scores))
+        near = sorted((abs(-math.log(q) - entropy), q) for q in softmax(scores))
+        masses: Any = itertools.accumulate(q for _, q in near)
         assert (
             min(b - a for (a, _), (b, _) in itertools.pairwise(near)) < 1e-9 or min(abs(m - p) for m in masses) < 1e-9
         )

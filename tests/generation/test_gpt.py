@@ -74,7 +74,7 @@ def test_beam_search_equals_transformers(models: Any, ours: dict[str, Any], thei
 
 def test_greedy_equals_transformers(models: Any) -> None:
     model, peer = models
-    same = {"min_new_tokens": 9, "repetition_penalty": 1.5}
+    same: dict[str, Any] = {"min_new_tokens": 9, "repetition_penalty": 1.5}
     settings = SamplingParams("greedy", max_new_tokens=30, **same, no_repeat_ngram=3)
     results = collect(generate(model, PROMPTS, settings, end_ids=ENDS))
     for i, prompt in enumerate(PROMPTS):
@@ -85,7 +85,7 @@ def test_greedy_equals_transformers(models: Any) -> None:
 def test_all_filters_together_equal_those_of_transformers_in_their_order(models: Any) -> None:
     """Each filter changes the next one's input, so that a wrong order is detected."""
     model, peer = models
-    same = {"temperature": 1.4, "top_k": 15, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.9}
+    same: dict[str, Any] = {"temperature": 1.4, "top_k": 15, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.9}
     same |= {"repetition_penalty": 1.6, "min_new_tokens": 8}
     settings = SamplingParams(**same, no_repeat_ngram=2, logit_bias=(((4,), 2.0), ((4, 5), -3.0)))
     options = {**same, "no_repeat_ngram_size": 2, "sequence_bias": [[[4], 2.0], [[4, 5], -3.0]]}
