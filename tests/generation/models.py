@@ -44,13 +44,15 @@ class HistoryModel(LanguageModel):
         return DecodeState(0, None, (KeyValueCache(nothing, nothing), ()))
 
     def forward_incremental(self, tokens_BT: torch.Tensor, state: DecodeState) -> tuple[torch.Tensor, DecodeState]:
-        assert torch.equal(*state.layers[0])
-        assert state.rows_per_line > 1 or state.layers[0].k_BNSH.shape[2] == state.length
+        cache = state.layers[0]
+        assert isinstance(cache, KeyValueCache)
+        assert torch.equal(*cache)
+        assert state.rows_per_line > 1 or cache.k_BNSH.shape[2] == state.length
         self.read += tokens_BT.numel()
         T = tokens_BT.shape[1]
         after = state.add_unfilled_positions(T)
         new_GNQH = after.rows_to_lines(tokens_BT)[:, None, :, None].float()
-        now = state.layers[0].append(new_GNQH, new_GNQH)
+        now = cache.append(new_GNQH, new_GNQH)
         ids_BS = now.k_BNSH[:, 0, :, 0].int().repeat_interleave(state.rows_per_line, 0)
         if after.shared_lines is None:
             padding_B = torch.zeros(len(tokens_BT)) if state.padding_B is None else state.padding_B

@@ -24,7 +24,7 @@ GREEDY = SamplingParams("greedy", max_new_tokens=20)
 def plain(
     model: HistoryModel, prompt: Sequence[int], settings: SamplingParams, end_ids: Collection[int] = (), sample: int = 0
 ) -> tuple[list[int], list[float]]:
-    return reference.continuation(
+    found: tuple[list[int], list[float]] = reference.continuation(
         lambda ids: model.logits_after(ids).tolist(),
         prompt,
         max_new_tokens=settings.max_new_tokens,
@@ -37,6 +37,7 @@ def plain(
         k=settings.top_k,
         p=settings.top_p,
     )
+    return found
 
 
 @pytest.mark.parametrize("context", [None, 8])
