@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lmtool.generation.generate import Overflow, complete, generate
-from lmtool.generation.params import SamplingParams
+from lmtool.generation.generate import complete, generate
+from lmtool.generation.params import Overflow, SamplingParams
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 from tests.generation.models import AnswerModel, HistoryModel, PrefixModel
 from tests.reference import decoding as reference
@@ -29,8 +29,8 @@ def after(model: HistoryModel, prompt: Prompt) -> Any:
     ("model", "prompts"), [(AnswerModel(), ANSWERS), (PrefixModel(), ANSWERS), (PrefixModel(), JOINED)]
 )
 def test_answers_equal_the_plain_reference(model: HistoryModel, prompts: list[Prompt], strategy: Any) -> None:
-    changes: dict[str, Any] = {"greedy": {}, "sample": {"temperature": 1.2}, "beam": {"num_beams": 3}}[strategy]
-    settings = SamplingParams(strategy, max_new_tokens=9, **changes)
+    changes: dict[str, Any] = {"greedy": {}, "sample": {"temperature": 1.2}, "beam": {"num_beams": 3}}
+    settings = SamplingParams(strategy, max_new_tokens=9, **changes[strategy])
     results = collect(generate(model, prompts, settings, end_ids={0}, max_rows=6))
     for i, prompt in enumerate(prompts):
         options: dict[str, Any] = {"max_new_tokens": 9, "end_ids": {0}}
