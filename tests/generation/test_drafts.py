@@ -1,6 +1,5 @@
 """Speculative decoding: the text or the distribution without a draft, and what a draft proposes."""
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,6 @@ from lmtool.errors import UsageError
 from lmtool.generation.drafts import Draft, ModelDraft, NGramDraft
 from lmtool.generation.generate import complete, generate
 from lmtool.generation.params import SamplingParams
-from lmtool.generation.strategy import verify_draft_token
 from lmtool.model import LanguageModel
 from lmtool.model.packed import pack_weights_
 from lmtool.tokenization.prompt_format import Prompt
@@ -119,17 +117,6 @@ def test_look_up_leaves_every_text_as_it_is_sampled_ones_too(settings: SamplingP
         assert sum(proposed for _, _, proposed, _ in drafted.values())
 
 
-def test_float32_and_packed_matrices_write_the_same_greedy_texts() -> None:
-    for precision in ("float32", "int8"):
-        model = transformer(dtype=torch.float32)
-        pack_weights_(model, precision, torch.device("cpu"))
-        prompts, settings = prompts_of(model, 4), SamplingParams("greedy", max_new_tokens=16)
-        plainly = texts(model, prompts, settings)
-        for draft in (NGramDraft(), ModelDraft(model)):
-            drafted = texts(model, prompts, settings, draft=draft)
-            assert all(drafted[key][0] == tokens for key, (tokens, *_) in plainly.items())
-
-
 @pytest.mark.parametrize("position", ["learned", "rotary", "alibi"])
 def test_a_pass_over_proposals_computes_the_sums_of_steps_bit_for_bit_in_int8(position: str) -> None:
     """Whose inputs are rounded to few values: without that, last bits would become differences of texts."""
@@ -177,27 +164,6 @@ def test_sampling_with_a_model_equals_the_plain_reference(filters: dict[str, Any
         assert (list(tokens), proposed, accepted) == expected
         n_accepted, n_proposed = n_accepted + accepted, n_proposed + proposed
     assert 0.1 * n_proposed < n_accepted < 0.9 * n_proposed
-
-
-@pytest.mark.parametrize(("p", "q"), [([0.5, 0.3, 0.2], [0.2, 0.2, 0.6]), ([0.0, 0.4, 0.6], [0.7, 0.3, 0.0])])
-def test_one_token_is_accepted_as_often_as_the_distributions_overlap(p: list[float], q: list[float]) -> None:
-    """Leviathan et al. 2023, Corollary 3.6, and the distribution of what is returned, on a grid of numbers."""
-    p_V, q_V = torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
-    grid = [(i + 0.5) / 200 for i in range(200)]
-    share, drawn = 0.0, Counter[int]()
-    for token in range(3):
-        if not q[token]:
-            continue
-        # the other number decides only among what is drawn after a rejection
-        n_accepted = sum(verify_draft_token(p_V, q_V, token, acceptance, 0.0) == (token, True) for acceptance in grid)
-        share += q[token] * n_accepted / len(grid)
-        drawn[token] += q[token] * n_accepted / len(grid)  # type: ignore[assignment]
-        for number in grid:
-            found, is_accepted = verify_draft_token(p_V, q_V, token, 1 - 1e-9, number)
-            if not is_accepted:
-                drawn[found] += q[token] * (len(grid) - n_accepted) / len(grid) ** 2  # type: ignore[assignment]
-    assert share == pytest.approx(sum(map(min, p, q)), abs=0.01)
-    assert [drawn[token] for token in range(3)] == pytest.approx(p, abs=0.01)
 
 
 def test_the_model_reads_once_what_is_proposed() -> None:

@@ -195,13 +195,6 @@ def test_what_is_certain_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert n_jumped <= 0.7 * n_stepped
 
 
-def test_many_texts_at_once_are_those_of_each_alone() -> None:
-    prompts = ("the", "cat sat", "no")
-    together = written(FORMS[2], prompts=prompts, strategy="sample", n=2)
-    alone = [one for prompt in prompts for one in written(FORMS[2], prompts=(prompt,), strategy="sample", n=2)]
-    assert [one.tokens for one in alone] == [one.tokens for one in together]
-
-
 def test_targets_of_sources_have_forms_too() -> None:
     model = AnswerModel(tokenizer_of("bpe").vocab_size)
     prompt_format = replace(format_of("bpe"), reads="source")

@@ -16,6 +16,7 @@ from tests.support.writers import transformer
 
 ENDS = list(range(0, 330, 2))  # so many that some texts end early
 PAD = 999
+FILTERS = {"min_new_tokens": 6, "repetition_penalty": 1.4}
 PROMPTS = [[1, 2, 3], [4], [5, 6, 71, 8, 9, 10, 0], [2, 2, 2], [3, 1], [9] * 16]
 
 
@@ -50,8 +51,8 @@ def of_the_peer(peer: Any, prompt: list[int], **options: Any) -> Any:
         ({"early_stopping": "never", "length_penalty": 2.0},) * 2,
         ({"early_stopping": "never", "length_penalty": 0.0},) * 2,
         (
-            {"min_new_tokens": 6, "no_repeat_ngram": 2, "logit_bias": (((4,), 0.7), ((4, 5), -1.0))},
-            {"min_new_tokens": 6, "no_repeat_ngram_size": 2, "sequence_bias": [[[4], 0.7], [[4, 5], -1.0]]},
+            {**FILTERS, "no_repeat_ngram": 2, "logit_bias": (((4,), 0.7), ((4, 5), -1.0))},
+            {**FILTERS, "no_repeat_ngram_size": 2, "sequence_bias": [[[4], 0.7], [[4, 5], -1.0]]},
         ),
     ],
     ids=str,

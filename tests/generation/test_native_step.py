@@ -90,7 +90,7 @@ def test_other_parts_and_weights_that_may_change_are_computed_as_before() -> Non
     [
         ("rotary", SamplingParams("greedy", max_new_tokens=40)),
         ("t5", SamplingParams(max_new_tokens=40, top_k=5)),
-        ("window", SamplingParams("beam", num_beams=3)),
+        ("window", SamplingParams("beam", num_beams=3, max_new_tokens=12)),
     ],
 )
 def test_a_text_by_kernels_is_that_of_the_model(

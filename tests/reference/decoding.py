@@ -270,22 +270,6 @@ def beam_search(
     return sorted((f for group in finished for f in group), key=lambda f: -f[0])
 
 
-def all_texts(logits_after: Any, prompt: Any, *, max_new_tokens: Any, length_penalty: Any, end_ids: Any) -> Any:
-    """(score, tokens) of every text that there is, best first."""
-    found, live = [], [(0.0, [])]
-    for n in range(1, max_new_tokens + 1):
-        longer = []
-        for total, tokens in live:
-            own = log_softmax(logits_after([*prompt, *tokens]))
-            for token, s in enumerate(own):
-                is_end = token in end_ids or n == max_new_tokens
-                text = (total + s, [*tokens, token])
-                (found if is_end else longer).append(text)
-        live = longer
-    ranked = [(total / len(tokens) ** length_penalty, tokens) for total, tokens in found]
-    return sorted(ranked, key=lambda f: -f[0])
-
-
 def mask_predict(logits_of: Any, ids: list[int], mask: Any, rounds: Any, banned: Any = ()) -> Any:
     """Ghazvininejad et al. 2019, section 3; `logits_of(ids)` gives a list for each position."""
     ids = list(ids)
