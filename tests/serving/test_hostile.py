@@ -163,6 +163,7 @@ def test_a_malformed_body_ends_the_connection_alone(
 ) -> None:
     heads = [CHUNKED, CHUNKED.replace("application/json", "text/plain"), CHUNKED + "Expect: 100-continue\r\n"]
     heads += [CHUNKED.replace("/v1/completions", "/nothing"), CHUNKED.replace("127.0.0.1", "evil.example")]
+    heads += [CHUNKED.replace("POST /v1/completions", "GET /health")]
     for head, begun, pause in product(heads, ("", "1\r\n{\r\n"), (0.0, 0.02)):
         answer = whole_answer(server, f"{head}\r\n{begun}", body + SECOND, pause=pause)
         assert all(status.startswith(("1", "4")) or status == "200" for status in statuses(answer)), answer
