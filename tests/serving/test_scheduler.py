@@ -22,22 +22,18 @@ from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Request, Token, build_requests
 from lmtool.generation.strategy import Sampler
 from lmtool.serving import scheduler as scheduling
+from lmtool.serving.errors import QueueFull, ShuttingDown
 from lmtool.serving.metrics import Metrics
-from lmtool.serving.scheduler import QueueFull, Scheduler, ShuttingDown, choose_cache_token_budget
-from tests.support.cases import nightly_but
+from lmtool.serving.scheduler import Scheduler, choose_cache_token_budget
 from tests.support.training import Work
 
 Result = TypeVar("Result")
 
 TRANSFORMER = "kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16"
-RECURRENT = "kind: recurrent, n_layers: 1, d_model: 16, context: 16"
 FAMILIES = {
     "decoder": (f"model={{{TRANSFORMER}, position: {{kind: rotary}}}}",),
-    "prefix LM": (f"model={{{TRANSFORMER}, shape: prefix}}", "objective.kind=prefix"),
     "encoder-decoder": (f"model={{{TRANSFORMER}, shape: encoder-decoder}}", "objective.kind=prefix"),
-    "lstm": (f"model={{{RECURRENT}, cell: lstm}}",),
-    "gru with a source": (f"model={{{RECURRENT}, shape: encoder-decoder, cell: gru}}", "objective.kind=prefix"),
-    "3-gram": ("model={kind: ngram, order: 3, context: 16}",),
+    "lstm": ("model={kind: recurrent, n_layers: 1, d_model: 16, context: 16, cell: lstm}",),
 }
 PROMPTS = ("a cat", "dog sat on mat", "the", "and ran away", "mat", "cat on the m", "home", "a dog ran")
 SETTINGS = (
@@ -102,20 +98,11 @@ def decoder(made: Work) -> TextGenerator:
 def generator_of(made: Work, family: str) -> TextGenerator:
     """A briefly trained model, which is trained once."""
     if not made.run(family).exists():
-        steps = "training.steps=1" if family == "3-gram" else "training.steps=4"
-        made.pretrain(*FAMILIES[family], steps, name=family)
+        made.pretrain(*FAMILIES[family], "training.steps=4", name=family)
     return TextGenerator.open(str(made.run(family)), device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("family", "chunk"),
-    nightly_but(
-        [*((family, 2) for family in FAMILIES), ("decoder", 256), ("encoder-decoder", 256)],
-        0,
-        "gru with a source",
-        unpack=True,
-    ),
-)
+@pytest.mark.parametrize(("family", "chunk"), [("decoder", 2), ("encoder-decoder", 2), ("lstm", 256)])
 def test_texts_are_those_of_generate_alone(
     made: Work, family: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,8 +148,8 @@ def test_prompts_that_were_read_are_reused_where_the_state_goes_back(
     described, n_reused = run(twice())
     assert n_reused == ((n - 1) // 2 * 2 if family == "decoder" else 0)
     assert ("GB of prefixes" in described) is (family == "decoder")
-    assert "of prefixes" not in run(twice(keeps_prefixes=False))[0]
-    assert run(twice(keeps_prefixes=False))[1] == 0
+    described, n_reused = run(twice(keeps_prefixes=False))
+    assert ("of prefixes" in described, n_reused) == (False, 0)
 
 
 @pytest.mark.parametrize("kind", ["ngram", "model"])
@@ -171,8 +158,8 @@ def test_texts_with_a_draft_are_those_without(decoder: TextGenerator, kind: str)
     draft: Draft = NGramDraft(4) if kind == "ngram" else ModelDraft(decoder.loaded.model, 4)
     greedy = SamplingParams(seed=1, temperature=0.0, max_new_tokens=60)
     (long,) = decoder.complete(PROMPTS[0], greedy)
-    cases = [(prompt, settings, ()) for prompt in PROMPTS[:3] for settings in (greedy, SETTINGS[0])]
-    cases += [(PROMPTS[0], greedy, (long[i : i + 3],)) for i in range(3, 15)]
+    cases: list[Any] = [(prompt, settings, ()) for prompt in PROMPTS[:3] for settings in (greedy, SETTINGS[0])]
+    cases += [(PROMPTS[0], greedy, (long[i : i + 3],)) for i in range(3, 15, 4)]
     asked = [asking(decoder, prompt, settings, stop=stop) for prompt, settings, stop in cases]
     expected = [decoder.complete(prompt, settings, stop=stop) for prompt, settings, stop in cases]
 
@@ -295,23 +282,20 @@ async def together(scheduler: Scheduler, every: list[list[Request]]) -> list[Any
     return await asyncio.gather(*(texts_of(scheduler, one) for one in every), return_exceptions=True)
 
 
-@pytest.mark.parametrize("same", nightly_but([True, False], 0), ids=["equal settings", "other settings"])
-@pytest.mark.parametrize(
-    "fault",
-    nightly_but(["joining", "reading", "advancing", "filtering", "choosing", "writing", "nan"], "joining", "filtering"),
-)
+@pytest.mark.parametrize("fault", ["joining", "reading", "advancing", "filtering", "choosing", "writing", "nan"])
 def test_a_text_that_fails_ends_its_own_request_alone(
-    decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch, fault: str, same: bool
+    decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     settings = SamplingParams(seed=1, temperature=1.0, max_new_tokens=12)
-    others = [asking(decoder, prompt, settings, n=2) for prompt in ("a cat", "a mat", "the dog", "and ran away")]
-    poisoned = asking(decoder, "a dog", settings if same else replace(settings, top_k=5), n=2)
-    expected = [decoder.complete(prompt, settings, n=2) for prompt in ("a cat", "a mat", "the dog", "and ran away")]
+    prompts = ("a cat", "a mat", "and ran away")
+    others = [asking(decoder, prompt, settings, n=2) for prompt in prompts]
+    expected = [decoder.complete(prompt, settings, n=2) for prompt in prompts]
+    poisoned = asking(decoder, "a dog", settings, n=2)
 
     async def failing() -> None:
         with opened(decoder) as scheduler:
             for _ in range(2):
-                *found, failed, last = await together(scheduler, [*others[:3], poisoned, others[3]])
+                *found, failed, last = await together(scheduler, [*others[:2], poisoned, others[2]])
                 assert [*found, last] == expected
                 assert isinstance(failed, NumericalError if fault == "nan" else ZeroDivisionError)
             assert await texts_of(scheduler, others[0]) == expected[0]
