@@ -31,20 +31,11 @@ def collate(own: CausalObjective, rows: Sequence[NDArray[np.int64]]) -> Batch:
     return own.collate([Example(row, np.random.default_rng(0)) for row in rows])
 
 
-def test_each_token_is_to_be_predicted_from_those_before_it() -> None:
-    batch = collate(objective(), [np.array([5, 6, 7, 8]), np.array([2, 3, 4, 2])])
-    assert batch.tokens_BT.tolist() == [[5, 6, 7], [2, 3, 4]]
-    assert batch.targets_BT.tolist() == [[6, 7, 8], [3, 4, 2]]
-    assert batch.tokens_BT.dtype == batch.targets_BT.dtype == torch.int64
-    assert batch.keep_BT is None
-    assert batch.documents_BT is None
-    assert batch.n_targets == 6
-
-
 @settings(max_examples=30, deadline=None)
 @given(rows=st.lists(st.lists(st.integers(0, 4), min_size=9, max_size=9), min_size=1, max_size=3))
 def test_collate_equals_loops(rows: list[list[int]]) -> None:
     batch = collate(objective(isolate=True), [np.array(row) for row in rows])
+    assert batch.tokens_BT.dtype == batch.targets_BT.dtype == torch.int64
     for i, row in enumerate(rows):
         document = 0
         for t in range(8):
@@ -89,13 +80,6 @@ def test_loss_is_the_summed_cross_entropy(eps: float) -> None:
     assert IGNORE in targets
     assert float(loss.total.detach()) == pytest.approx(reference.cross_entropy(logits, targets, eps))
     assert loss.count == sum(target != IGNORE for target in targets)
-
-
-def test_a_fresh_model_is_about_as_unsure_as_can_be() -> None:
-    torch.manual_seed(0)
-    model = tiny.build(tiny.spec(), VOCAB)
-    loss = objective().loss(model, collate(objective(), examples(8, 20)))
-    assert float(loss.total.detach()) / loss.count == pytest.approx(np.log(VOCAB), abs=0.05)
 
 
 def test_the_gradient_of_a_tied_matrix_counts_both_its_uses(monkeypatch: pytest.MonkeyPatch) -> None:
