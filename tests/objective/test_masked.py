@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import UsageError
 from lmtool.objective import Example, VocabularyInfo, build_objective
-from lmtool.objective.masked import MaskedObjective, round_shares_randomly, select_positions
+from lmtool.objective.masked import MaskedObjective, select_positions
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Masked, SpanMasking
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer, WordTokenizer
@@ -22,7 +22,6 @@ from lmtool.tokenization.tokenizer import Tokenizer
 from tests.reference import masking as reference_masking
 from tests.reference import objectives as reference
 from tests.support import tiny
-from tests.support.cases import nightly_but
 
 V = 60
 PAD, BOS, EOS, MASK, SEP, CLS, SPECIALS = 0, 1, 2, 4, 5, 6, 7
@@ -69,41 +68,35 @@ def test_shares_are_exact_and_special_tokens_stay(n: int, n_special: int, rate: 
             assert row[t] == truth
 
 
-@pytest.mark.parametrize("n", [1, 7, 16, 19])
-def test_short_rows_have_the_shares_on_average(n: int) -> None:
-    """16 tokens have two targets, of which rounding would always mask both."""
-    own, rows = objective(), 4000
-    tokens = np.arange(SPECIALS, SPECIALS + n)
-    batch = own.collate([example(tokens, seed) for seed in range(rows)])
-    chosen = batch.targets_BT != IGNORE
-    masked = (chosen & (batch.tokens_BT == MASK)).sum() / chosen.sum()
-    kept = (chosen & (batch.tokens_BT == batch.targets_BT)).sum() / chosen.sum()
-    assert float(masked) == pytest.approx(0.8, abs=0.02)
-    assert float(kept) == pytest.approx(0.1 + 0.1 / (V - SPECIALS), abs=0.02)
-
-
-@given(n=st.integers(0, 100), shares=st.lists(st.floats(0, 0.2), min_size=1, max_size=5), seed=st.integers(0, 99))
-def test_counts_are_within_one_of_the_shares(n: int, shares: list[float], seed: int) -> None:
-    counts = round_shares_randomly(n, shares, np.random.default_rng(seed))
-    assert all(abs(count - share * n) < 1 + 1e-9 for count, share in zip(counts, shares, strict=True))
-    assert sum(counts) <= n
-
-
-def test_independent_tokens_have_the_shares_on_average_and_short_rows_see_all_three() -> None:
-    own, n, rows = objective(independent=True), 4, 6000
+def collated(own: MaskedObjective, n: int, rows: int) -> tuple[torch.Tensor, float, float]:
+    """Of as many equal rows the chosen places, and the shares of them that are masked and changed."""
     tokens = np.arange(SPECIALS, SPECIALS + n)
     batch = own.collate([example(tokens, seed) for seed in range(rows)])
     chosen = batch.targets_BT != IGNORE
     masked = chosen & (batch.tokens_BT == MASK)
     changed = chosen & ~masked & (batch.tokens_BT != batch.targets_BT)
+    return chosen, float(masked.sum() / chosen.sum()), float(changed.sum() / chosen.sum())
+
+
+@pytest.mark.parametrize("n", [1, 16])
+def test_short_rows_have_the_shares_on_average(n: int) -> None:
+    """16 tokens have two targets, of which rounding would always mask both."""
+    _, masked, changed = collated(objective(), n, 3000)
+    assert masked == pytest.approx(0.8, abs=0.025)
+    assert changed == pytest.approx(0.1 - 0.1 / (V - SPECIALS), abs=0.02)
+
+
+def test_independent_tokens_have_the_shares_on_average_and_short_rows_see_all_three() -> None:
+    n, rows = 4, 4000
+    chosen, masked, changed = collated(objective(independent=True), n, rows)
     assert chosen.any(1).all()
     # one token stands in for none, which happens with probability 0.85^4; a random token is the true one in 1 of V - 7
     wanted = (n * 0.15 + 0.85**n) / n
-    assert float(chosen.sum()) / (rows * n) == pytest.approx(wanted, abs=0.01)
-    assert float(masked.sum()) / float(chosen.sum()) == pytest.approx(0.8, abs=0.02)
-    assert float(changed.sum()) / float(chosen.sum()) == pytest.approx(0.1 * (1 - 1 / (V - SPECIALS)), abs=0.015)
+    assert float(chosen.sum()) / (rows * n) == pytest.approx(wanted, abs=0.012)
+    assert masked == pytest.approx(0.8, abs=0.025)
+    assert changed == pytest.approx(0.1 * (1 - 1 / (V - SPECIALS)), abs=0.018)
     counts = np.bincount(chosen.sum(1).numpy(), minlength=3) / rows
-    assert counts[2] == pytest.approx(6 * 0.15**2 * 0.85**2, abs=0.015)
+    assert counts[2] == pytest.approx(6 * 0.15**2 * 0.85**2, abs=0.018)
 
 
 def test_masks_differ_from_epoch_to_epoch_and_not_in_validation() -> None:
@@ -134,9 +127,7 @@ WORDS = {
     "char": CharTokenizer(kind="char"),
     "word": WordTokenizer(kind="word", vocab_size=60),
 }
-SAID = (
-    "The rabbit's 12 carrots, Gr\u00f6\u00dfe (and\nmore) r\u00e9sum\u00e9s: \u043c\u0438\u0440? rabbits rabbited on "
-)
+SAID = "The rabbit's 12 carrots, Größe (and\nmore) résumés: мир? rabbits rabbited on "
 LEARNT = {name: Tokenizer.train(spec, [SAID * 4]) for name, spec in WORDS.items()}
 
 
@@ -150,10 +141,8 @@ def of_words(name: str, **changes: Any) -> MaskedObjective:
 
 
 @pytest.mark.parametrize("name", WORDS)
-@pytest.mark.parametrize(
-    "changes", nightly_but([{}, {"independent": True}, {"spans": {"p": 0.5, "max_length": 3}}], 0, 1)
-)
-@settings(max_examples=25)
+@pytest.mark.parametrize("changes", [{}, {"independent": True}, {"spans": {"p": 0.5, "max_length": 3}}])
+@settings(max_examples=12)
 @given(texts=st.lists(st.sampled_from([*SAID.split(), *SAID, "\n", "r", "x-ray"]), min_size=1), seed=st.integers(0, 99))
 def test_all_tokens_of_a_word_share_its_fate(name: str, changes: dict[str, Any], texts: list[str], seed: int) -> None:
     """Against the words of the text itself."""
@@ -271,16 +260,13 @@ def test_a_head_of_boundaries_without_a_loss_is_not_trained() -> None:
 # Permutations
 
 PERMUTED: dict[str, dict[str, Any]] = {
-    "learned": {"shape": "encoder"},
     "bert": {**tiny.BERT, "next_sentence_head": False},
-    "alibi": {"shape": "encoder", "position": {"kind": "alibi"}},
     "relative": {"shape": "encoder", "position": {"kind": "relative", "buckets": 6}},
-    "rotary": {"shape": "encoder", "position": {"kind": "rotary"}},
     "disentangled": {"shape": "encoder", "position": {"kind": "disentangled", "max_distance": 5}},
 }
 
 
-@pytest.mark.parametrize("name", nightly_but(PERMUTED, "relative"))
+@pytest.mark.parametrize("name", PERMUTED)
 def test_two_streams_are_the_passes_of_the_order_one_by_one(name: str) -> None:
     model = tiny.model(vocab_size=V, **PERMUTED[name])
     plain = tiny.as_reference(model, tiny.spec(**PERMUTED[name]))

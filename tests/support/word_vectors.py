@@ -1,6 +1,7 @@
 """Word vectors of a few documents of numbered words."""
 
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,12 +12,13 @@ from lmtool.recipe.spec.words import Ppmi
 from lmtool.training.windows import Windows
 from tests.support.training import MemoryStore
 
+Model = TypeVar("Model", bound=torch.nn.Module)
 V, SPECIALS, BOS, EOS, UNK = 20, 7, 1, 2, 3
 WORDS = set(range(SPECIALS, V))
 COUNTS = np.array([0, 9, 9, 50, 0, 0, 0, *range(1, 14)])
 
 
-def randomised(model):
+def randomised(model: Model) -> Model:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.double().parameters():
@@ -24,7 +26,7 @@ def randomised(model):
     return model
 
 
-def counted(rows, window, *, parts=1):
+def counted(rows: list[list[int]], window: int, *, parts: int = 1) -> PpmiModel:
     """A model that has counted documents, in so many parts."""
     model = PpmiModel(Ppmi(kind="ppmi", d_model=6, window=window), V)
     model.counts_V[SPECIALS:] = 1
