@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
-from lmtool.model import LanguageModel, build
+from lmtool.model import build
 from lmtool.objective import Example
 from lmtool.objective.causal import BidirectionalObjective
 from lmtool.recipe.spec.objective import Causal
@@ -17,9 +17,9 @@ BOS, EOS, VOCAB = 1, 2, 9
 ROWS = [[BOS, 4, 5, EOS, BOS, 6, 7], [5, 6, EOS, BOS, 3, 4, 5]]
 
 
-def model_of(shape: str = "bidirectional") -> LanguageModel:
+def model_of() -> Any:
     torch.manual_seed(0)
-    of: dict[str, Any] = {"kind": "recurrent", "shape": shape, "cell": "gru", "d_model": 8, "context": 6}
+    of: dict[str, Any] = {"kind": "recurrent", "shape": "bidirectional", "cell": "gru", "d_model": 8, "context": 6}
     return build(Recurrent.model_validate(of), VOCAB).double()
 
 

@@ -1,6 +1,7 @@
 """The losses of labelled rows against loops."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from lmtool.recipe.spec.objective import Classification
 from tests.support import tiny
 from tests.support.vocabularies import VOCABULARY
 
-ANSWERS = {
+ANSWERS: dict[str, Any] = {
     "class": [[0], [2], [1], [2]],
     "multi": [[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]],
     "number": [[0.5], [-1], [2], [0]],
@@ -31,7 +32,7 @@ def setting(task: str, **changes: object) -> tuple[Classifier, ClassificationObj
     return model, ClassificationObjective(spec, VOCABULARY)
 
 
-def rows(task: str) -> list[Example]:
+def rows(task: str) -> list[Any]:
     rng = np.random.default_rng(0)
     return [
         Example(rng.integers(0, tiny.VOCAB, length), rng, label=np.array(answer, dtype=np.float64))
@@ -63,7 +64,7 @@ def test_weights_of_classes_multiply_their_rows() -> None:
     weights = (0.5, 3.0, 1.25)
     model, objective = setting("class", class_weights=list(weights))
     plain = setting("class")[1]
-    total = sum(
+    total: Any = sum(
         weights[int(row.label[0])] * float(plain.loss(model, plain.collate([row])).total.detach())
         for row in rows("class")
     )
@@ -75,7 +76,7 @@ def test_weights_of_classes_multiply_their_rows() -> None:
 def test_the_language_models_loss_is_a_mean_over_the_tokens_of_each_row() -> None:
     model, objective = setting("class", lm_weight=0.5)
     plain = setting("class")[1]
-    batch = objective.collate(rows("class"))
+    batch: Any = objective.collate(rows("class"))
     logits = model.logits(model(batch).hidden_BTD).detach()
     extra = 0.0
     for row in range(4):

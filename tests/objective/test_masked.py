@@ -28,7 +28,7 @@ PAD, BOS, EOS, MASK, SEP, CLS, SPECIALS = 0, 1, 2, 4, 5, 6, 7
 VOCABULARY = VocabularyInfo(V, PAD, BOS, EOS, MASK, SEP, CLS, (BOS,), (), frozenset(range(SPECIALS)))
 
 
-def objective(**changes: Any) -> MaskedObjective:
+def objective(**changes: Any) -> Any:
     return MaskedObjective(Masked.model_validate({"kind": "masked"} | changes), VOCABULARY)
 
 
@@ -68,7 +68,7 @@ def test_shares_are_exact_and_special_tokens_stay(n: int, n_special: int, rate: 
             assert row[t] == truth
 
 
-def collated(own: MaskedObjective, n: int, rows: int) -> tuple[torch.Tensor, float, float]:
+def collated(own: Any, n: int, rows: int) -> tuple[torch.Tensor, float, float]:
     """Of as many equal rows the chosen places, and the shares of them that are masked and changed."""
     tokens = np.arange(SPECIALS, SPECIALS + n)
     batch = own.collate([example(tokens, seed) for seed in range(rows)])
@@ -131,7 +131,7 @@ SAID = "The rabbit's 12 carrots, Größe (and\nmore) résumés: мир? rabbits 
 LEARNT = {name: Tokenizer.train(spec, [SAID * 4]) for name, spec in WORDS.items()}
 
 
-def of_words(name: str, **changes: Any) -> MaskedObjective:
+def of_words(name: str, **changes: Any) -> Any:
     tokenizer = LEARNT[name]
     vocabulary = replace(
         VocabularyInfo.from_tokenizer(tokenizer, None),
@@ -190,7 +190,7 @@ def test_pseudo_likelihood_masks_one_token_at_a_time() -> None:
     model, own = encoder(), objective()
     texts = [np.array([BOS, 9, 30, 12, EOS]), np.array([8, 55, 21])]
 
-    def log_p(row: list[int], t: int) -> torch.Tensor:
+    def log_p(row: list[int], t: int) -> Any:
         return model.logits(model(Batch(torch.tensor([row]))).hidden_BTD).detach().log_softmax(-1)[0, t]
 
     found = own.score_text(model, own.collate_for_scoring([(text, 1) for text in texts]))
@@ -220,14 +220,15 @@ SPANBERT: dict[str, dict[str, Any]] = {
 }
 
 
-def of_spans() -> Batch:
+def of_spans() -> Any:
     rng = np.random.default_rng(3)
     return objective(**SPANS).collate([example(rng.integers(SPECIALS, V, n), i) for i, n in enumerate((12, 5, 17, 1))])
 
 
 @pytest.mark.parametrize("name", SPANBERT)
 def test_the_loss_from_the_boundaries_of_spans_is_added(name: str) -> None:
-    model, batch = tiny.model(vocab_size=V, **SPANBERT[name]), of_spans()
+    batch = of_spans()
+    model: Any = tiny.model(vocab_size=V, **SPANBERT[name])
     head = model.span_boundary
     of = {"places": head.positions.weight.tolist()}
     for part in ("inner", "outer"):
@@ -238,7 +239,7 @@ def test_the_loss_from_the_boundaries_of_spans_is_added(name: str) -> None:
     bias = torch.zeros(V, dtype=torch.float64) if model.head.bias is None else model.head.bias
     output = torch.cat((matrix, bias[:, None]), 1).tolist()
     states = model(batch).hidden_BTD.tolist()
-    wanted = sum(
+    wanted: Any = sum(
         reference_masking.span_boundary_loss(row, targets, of, output)
         for row, targets in zip(states, batch.targets_BT.tolist(), strict=True)
     )
@@ -250,7 +251,7 @@ def test_the_loss_from_the_boundaries_of_spans_is_added(name: str) -> None:
 
 
 def test_a_head_of_boundaries_without_a_loss_is_not_trained() -> None:
-    model = tiny.model(vocab_size=V, **SPANBERT["as bert"])
+    model: Any = tiny.model(vocab_size=V, **SPANBERT["as bert"])
     assert len(objective(**SPANS).unused_parameters(model)) == 0
     assert objective().unused_parameters(model) == list(model.span_boundary.parameters())
     with pytest.raises(ValueError, match="span_boundary_head"):
@@ -308,7 +309,7 @@ def test_orders_are_new_each_time_and_of_words_spans_and_any_share() -> None:
 # Next sentences
 
 
-def pair(first: int, second: int, follows: bool, seed: int = 0) -> Example:
+def pair(first: int, second: int, follows: bool, seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
     texts = (rng.integers(SPECIALS, V, n) for n in (first, second))
     return Example(next(texts), rng, second=next(texts), second_follows=follows)

@@ -10,8 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtool.batch import Batch
-from lmtool.model import LanguageModel
-from lmtool.objective import Objective, cross_entropy, scheduled
+from lmtool.objective import cross_entropy, scheduled
 from lmtool.objective.distillation import DistillationObjective
 from lmtool.recipe.spec.training import Distillation
 from tests.support import tiny
@@ -33,25 +32,26 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
-class Logits(TorchDispatchMode):
+class Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """peak: most rows of V numbers that were alive at once, as logits, probabilities and gradients."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._alive: dict[StorageWeakRef, int] = {}
+        self._alive: dict[Any, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for tensor in made if isinstance(made, tuple | list) else (made,):
             if isinstance(tensor, Tensor) and tensor.ndim > 1 and tensor.shape[-1] == V and tensor.is_contiguous():
-                self._alive[StorageWeakRef(tensor.untyped_storage())] = tensor.numel() // V
+                storage: Any = StorageWeakRef
+                self._alive[storage(tensor.untyped_storage())] = tensor.numel() // V
         self._alive = {storage: rows for storage, rows in self._alive.items() if not storage.expired()}
         self.peak = max(self.peak, sum(self._alive.values()))
         return made
 
 
-def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:
+def setting(case: str) -> tuple[Any, Any, Batch]:
     of, spec, more = CASES[case]
     of = {**of, "context": 64} if "context" in of else of
     model, objective = built(of, spec, replace(COUNTED, size=V))
@@ -69,7 +69,7 @@ def peak(case: str, monkeypatch: pytest.MonkeyPatch, rows: int) -> int:
         objective.loss(model, batch).total.backward()
         with torch.no_grad():
             objective.score(model, batch)
-    return logits.peak
+    return int(logits.peak)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -57,18 +57,19 @@ def rows(n: int, length: int, seed: int = 0) -> list[Example]:
 
 
 def test_as_many_are_drawn_as_the_schedule_says() -> None:
-    found = draw_scheduled_sampling_numbers(ScheduledSampling(), rows(200, 50), 50, 0.3)
+    found: Any = draw_scheduled_sampling_numbers(ScheduledSampling(), rows(200, 50), 50, 0.3)
     assert float((found >= 0).float().mean()) == pytest.approx(0.3, abs=0.02)
     numbers = found[found >= 0]
     assert float(numbers.max()) <= 1
     assert float(numbers.mean()) == pytest.approx(0.5, abs=0.02)
-    start = draw_scheduled_sampling_numbers(ScheduledSampling(), rows(200, 50), 50, 0.0)
+    start: Any = draw_scheduled_sampling_numbers(ScheduledSampling(), rows(200, 50), 50, 0.0)
     assert (start == -1).all()
     assert draw_scheduled_sampling_numbers(None, rows(1, 2), 2, 0.5) is None
 
 
 def test_a_row_draws_the_same_beside_longer_ones() -> None:
-    short, long = (draw_scheduled_sampling_numbers(ScheduledSampling(), rows(2, 1), length, 0.6) for length in (7, 12))
+    drawn: Any = (draw_scheduled_sampling_numbers(ScheduledSampling(), rows(2, 1), length, 0.6) for length in (7, 12))
+    short, long = drawn
     assert torch.equal(short, long[:, :7])
 
 
@@ -90,7 +91,7 @@ def plain(model: LanguageModel) -> Callable[..., list[int]]:
     return reference.step_by_step if model.recurrent else reference.two_passes
 
 
-def causal(tokens_BT: torch.Tensor, draws_BT: torch.Tensor | None) -> Batch:
+def causal(tokens_BT: torch.Tensor, draws_BT: torch.Tensor | None) -> Any:
     targets_BT = torch.cat((tokens_BT[:, 1:], torch.full((len(tokens_BT), 1), 2)), 1)
     return Batch(tokens_BT, targets_BT.masked_fill(targets_BT == BOS, IGNORE), draws_BT=draws_BT)
 
@@ -115,7 +116,7 @@ def test_own_tokens_are_drawn_as_in_the_papers(family: str, monkeypatch: pytest.
         assert found.tokens_BT[i].tolist() == plain(model)(row, wanted, after)
         changed |= found.tokens_BT[i].tolist() != row
     assert changed
-    assert torch.equal(found.targets_BT, batch.targets_BT)
+    assert found.targets_BT is batch.targets_BT
 
 
 @pytest.mark.parametrize("family", ["t5", "prefix", "luong", "bahdanau"])
@@ -124,8 +125,8 @@ def test_targets_of_pairs_are_drawn_behind_their_sources(family: str) -> None:
     shares_row = FAMILIES[family]["shape"] == "prefix"
     texts = [([3, 1, 4], [5, 9, 2, 6, 5, 3]), ([8], [9, 7]), ([2, 7, 1, 8], [2, 8, 1, 8])]
     pairs = [SourceTargetPair(np.array(source), (BOS,), np.array(target)) for source, target in texts]
-    batch = collate_pairs(pairs, shares_row, 0)
-    batch = replace(batch, draws_BT=numbers(*batch.tokens_BT.shape, seed=3, share=0.8))
+    given = collate_pairs(pairs, shares_row, 0)
+    batch: Any = replace(given, draws_BT=numbers(*given.tokens_BT.shape, seed=3, share=0.8))
     found = sample_input_tokens(model, batch)
     for i, (source, target) in enumerate(texts):
         first = len(source) if shares_row else 0
@@ -171,10 +172,10 @@ def objective() -> CausalObjective:
 def test_a_recurrent_model_learns_as_if_it_drew_while_it_learns(family: str) -> None:
     """The paper's loop: sample or take the true token, step, add the loss of the next token, all with gradients."""
     own, examples = objective(), rows(3, T + 1)
-    batch = own.collate(examples, 0.6)
+    batch: Any = own.collate(examples, 0.6)
     one, two = (tiny.model(**FAMILIES[family]) for _ in range(2))
     loss = own.loss(one, batch)
-    loss.total.backward()
+    torch.autograd.backward(loss.total)
 
     state, total = two.initial_state(batch), torch.zeros((), dtype=torch.float64)
     logits_BV = torch.zeros(3, VOCAB)
@@ -186,7 +187,7 @@ def test_a_recurrent_model_learns_as_if_it_drew_while_it_learns(family: str) -> 
         hidden, state = two.forward_incremental(token_B[:, None], state)
         logits_BV = two.logits(hidden[:, 0])
         total = total + torch.nn.functional.cross_entropy(logits_BV, batch.targets_BT[:, t], reduction="sum")
-    total.backward()
+    torch.autograd.backward(total)
     assert float(loss.total.detach()) == pytest.approx(float(total.detach()), rel=1e-9)
     for p, q in zip(one.parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-8, atol=1e-10)
@@ -241,5 +242,5 @@ def test_under_autocast_all_weights_have_gradients(family: str, monkeypatch: pyt
     own = objective()
     with torch.autocast("cpu", torch.bfloat16):
         total = own.loss(model, own.collate(rows(3, T + 1), 0.7)).total
-    total.backward()
+    torch.autograd.backward(total)
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []

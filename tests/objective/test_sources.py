@@ -105,7 +105,7 @@ def test_every_way_to_cut_is_alike() -> None:
 def test_the_loss_is_on_what_follows_the_prefix(n: int, seed: int, form: str, fixed: bool) -> None:
     tokens = text(n, seed)
     own = prefix(form, fraction=0.5 if fixed else None)
-    batch = own.collate([example(tokens, seed)])
+    batch: Any = own.collate([example(tokens, seed)])
     targets = batch.targets_BT[0].tolist()
     if form == "prefix":
         split = int(batch.prefix_B[0])

@@ -46,16 +46,16 @@ def reading() -> tuple[SpanReader, AnswerSpanObjective]:
     return SpanReader(tiny.model(), spec, tiny.spec()).double(), AnswerSpanObjective(VOCABULARY)
 
 
-@pytest.mark.parametrize("crf", [False, True])
-def test_the_loss_of_tags_equals_loops(crf: bool) -> None:
-    model, objective = tagging(crf)
-    total = 0.0
+@pytest.mark.parametrize("is_chained", [False, True])
+def test_the_loss_of_tags_equals_loops(is_chained: bool) -> None:
+    model, objective = tagging(is_chained)
+    total, crf = 0.0, model.crf
     for row, (places, tags) in zip(rows("tags"), WORDS, strict=True):
         if not places:
             continue
         scores = TokenHeadModel.run_head(model, objective.collate([row])).scores[0, places].detach().double().numpy()
-        if crf:
-            parts = (p.detach().numpy() for p in (model.crf.start_C, model.crf.end_C, model.crf.transition_PC))
+        if crf is not None:
+            parts = (p.detach().numpy() for p in (crf.start_C, crf.end_C, crf.transition_PC))
             total -= annotated.chain_log_p(scores, tags, *parts)
         else:
             total += losses.cross_entropy(scores, tags)
