@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-import lmtool
 from lmtool.compute.device import CPU
 from lmtool.errors import LmtoolError, UsageError
-from lmtool.generation.chat import Conversation, Reply
+from lmtool.generation.chat import Conversation
 from lmtool.generation.generate import TextGenerator, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.prefix_cache import BLOCK_TOKENS
@@ -241,19 +240,6 @@ def test_what_is_refused_changes_nothing(conversation: Conversation) -> None:
     assert conversation.system == "Be kind.", "which outlives a reset"
 
 
-def test_an_answer_that_is_not_read_to_its_end_stays_as_it_was_written(conversation: Conversation) -> None:
-    answer: Reply | None = conversation.stream_reply(user("Who?"))
-    assert answer is not None
-    while not answer.text:
-        next(answer)
-    written = answer.text + next(answer) + next(answer)
-    answer = None
-    assert [one.content for one in conversation.turns] == ["Who?", written]
-    assert conversation.turns[-1].cut
-    answered(conversation, "Sure?")
-    assert [one.role for one in conversation.turns] == ["user", "assistant"] * 2
-
-
 def test_an_interrupt_within_the_model_leaves_the_conversation_whole(loaded: LoadedModel) -> None:
     conversation, model = scripted(loaded, "yes it is", "Tom saw it")
     ids = prompt_of(loaded, user("Who?"))
@@ -298,16 +284,6 @@ def test_a_saved_conversation_is_read_by_finetune(loaded: LoadedModel, tmp_path:
         with pytest.raises(LmtoolError):
             conversation.save_to_new_file(wrong)
     assert path.read_text(encoding="utf-8").splitlines() == [line]
-
-
-def test_from_python(folder: Path, loaded: LoadedModel) -> None:
-    model = lmtool.load(str(folder), device="cpu")
-    roles = ("system", "user", "assistant", "user")
-    messages = [Message(role=role, content=f"{role}?") for role in roles]
-    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
-    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    expected = theirs.decode(generated(loaded, ids), skip_special_tokens=True).lstrip()
-    assert model.chat(messages, SAMPLED) == expected
 
 
 @pytest.mark.parametrize("shape", ["encoder", "encoder-decoder"])

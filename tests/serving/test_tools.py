@@ -215,6 +215,9 @@ def chat(
 
 
 def test_chat_shows_calls_and_takes_their_results(chat: Any, tmp_path: Path) -> None:
+    first, last = map(json.loads, chat("rome rome rome\nsun\n", "--json").splitlines())
+    assert [call["function"]["name"] for call in first["tool_calls"]] == ["look"]
+    assert (last["content"], "tool_calls" in last) == ("Sun in Rome.", False)
     typed = "rome rome rome\nsun\n/save first.jsonl\n/reset\nBOTH OF THEM\nx\nx\n/save said.jsonl\n"
     out = chat(typed)
     assert out.splitlines() == ["I look.", 'look(city="Rome")', "Sun in Rome.", "now()", 'look(city="Oslo")', "Done."]
@@ -246,12 +249,6 @@ def test_a_person_is_asked_for_results(server: Served, monkeypatch: pytest.Monke
         )
     assert asked_for == ["> ", "result of now> ", "result of look> ", "> "]
     assert conversation.turns[-1].content == "Done."
-
-
-def test_chat_records_calls(chat: Any) -> None:
-    first, last = map(json.loads, chat("rome rome rome\nsun\n", "--json").splitlines())
-    assert [call["function"]["name"] for call in first["tool_calls"]] == ["look"]
-    assert (last["content"], "tool_calls" in last) == ("Sun in Rome.", False)
 
 
 @pytest.mark.slow
