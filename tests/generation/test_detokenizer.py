@@ -15,7 +15,6 @@ from lmtool.generation.detokenizer import StopStringFilter
 from lmtool.generation.generate import complete, generate, order_completions
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.request import Completion, Token
-from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.generation.models import HistoryModel, TableModel
@@ -175,18 +174,6 @@ def test_the_text_of_words_goes_on_where_the_prompt_ended(prompt: str, text: str
     settings = SamplingParams("greedy", max_new_tokens=3)
     (completion,) = complete(model, [prompt], settings, PromptFormat(cast(Tokenizer, tokenizer), "past"))
     assert completion.text == text
-
-
-def test_a_trained_tokenizer_gives_whole_text() -> None:
-    texts = ["Ünïcödé 日本語 👩‍👩‍👧 and plain words, plain words. "] * 3
-    tokenizer = Tokenizer.train(BpeTokenizer(vocab_size=300, sentinels=3), texts)
-    model = HistoryModel(tokenizer.vocab_size + 5, context=30)
-    settings = SamplingParams(max_new_tokens=40, temperature=5.0)
-    prompt_format = PromptFormat(tokenizer, "past", opening=(1,), documents=True)
-    pieces = list(generate(model, ["日本", "plain"], settings, prompt_format, n=3))
-    for request, completion in enumerate(order_completions(pieces)):
-        assert completion.text == tokenizer.decode(completion.tokens)
-        assert completion.text == "".join(piece.text for piece in pieces if piece.request == request)
 
 
 def test_prompts_that_are_no_text_or_too_long_are_refused() -> None:

@@ -16,7 +16,6 @@ from lmtool.generation.constrained import MAX_FORCED_CHARACTERS, FormState, chec
 from lmtool.generation.engine import Engine
 from lmtool.generation.forms import TextForm
 from lmtool.generation.model_runner import ModelRunner
-from lmtool.serving.protocol import MAX_FORM_CHARACTERS
 from lmtool.serving.scheduler import CHUNK_TOKENS, Scheduler
 from lmtool.serving.server import ServerConfig
 from lmtool.serving.service import GROUP_TOKENS
@@ -194,9 +193,3 @@ def test_an_end_is_searched_for_once_in_a_while(server: Served, monkeypatch: pyt
     assert 100 <= len(json.loads(choice["text"])) <= 150
     assert choice["finish_reason"] == "stop"
     assert made.call_count < 3000  # 5,293 where each token has a search of its own
-
-
-def test_a_schema_that_is_very_large_is_refused(server: Served) -> None:
-    large = {"enum": ["x" * 100] * (MAX_FORM_CHARACTERS // 100)}
-    with server.http() as client:
-        assert client.post("/v1/completions", json={"prompt": "a", "guided_json": large}).status_code == 400

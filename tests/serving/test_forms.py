@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from lmtool.generation import constrained
 from lmtool.generation.forms import TextForm
 from lmtool.generation.params import SamplingParams
+from lmtool.serving.protocol import MAX_FORM_CHARACTERS
 from tests.serving.harness import Served, served
 from tests.support.training import Work
 
@@ -85,6 +86,7 @@ def test_probabilities_are_those_of_the_model(client: Any, name: str) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"guided_json": {"enum": ["x" * 100] * (MAX_FORM_CHARACTERS // 100)}}, "guided_json"),
     ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_choice": ["a"], "guided_regex": "b"}, "guided_choice"),
@@ -94,7 +96,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("guided", "param"), REFUSED)
+@pytest.mark.parametrize(("guided", "param"), REFUSED, ids=range(len(REFUSED)))
 def test_what_is_not_enforced_is_refused_by_name(server: Served, guided: Any, param: str) -> None:
     with server.http() as client:
         answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 9, **guided})

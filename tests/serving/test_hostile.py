@@ -5,7 +5,6 @@ import json
 import logging
 import random
 import re
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -72,21 +71,6 @@ def test_ten_thousand_random_requests_leave_nothing_behind(server: Served) -> No
             gc.collect()
             memory.append(process.memory_info().rss)
     assert memory[3] <= 1.05 * memory[1], memory
-
-
-def test_random_bytes_are_no_requests(server: Served) -> None:
-    rng = random.Random(1)
-    for n in (0, 1, 10, 1000, 100_000):
-        with server.connect() as connection:
-            connection.sendall(rng.randbytes(n) + b"\r\n\r\n")
-            connection.shutdown(socket.SHUT_WR)
-            try:
-                answer = connection.recv(100)
-            except ConnectionResetError:
-                continue
-            assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
-    with server.http() as client:
-        assert client.get("/health").status_code == 200
 
 
 def test_a_text_that_a_tokenizer_panics_on_is_the_clients_fault(talker: str) -> None:
