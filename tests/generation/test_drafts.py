@@ -203,7 +203,7 @@ class Noting(NGramDraft):
             self.proposed.append((list(hypothesis.text), n, proposal.tokens))
 
 
-def test_what_stood_before_is_proposed() -> None:
+def test_what_followed_the_same_tokens_before_is_proposed() -> None:
     """By the plain rule, at each point of texts with many repetitions; also beyond the end of the text."""
     generator = torch.Generator().manual_seed(1)
     for vocab_size in (2, 9):

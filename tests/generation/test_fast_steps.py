@@ -107,12 +107,12 @@ def test_what_cannot_be_captured_is_computed_as_before(taken: list[int], monkeyp
 
 
 @pytest.mark.parametrize("family", ["lstm", "gru luong", "3-gram"])
-def test_other_families_are_not_served(taken: list[int], family: str) -> None:
+def test_families_without_a_fixed_cache_take_no_fast_steps(taken: list[int], family: str) -> None:
     events(tiny.model(**FAMILIES[family]), SamplingParams("greedy", max_new_tokens=12), max_rows=2)
     assert not taken
 
 
-def test_neither_are_unknown_mixers_many_rows_and_hypotheses_that_share_a_line(
+def test_unknown_mixers_many_rows_and_beams_take_no_fast_steps(
     taken: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny.model(**FAMILIES["gpt2"])

@@ -177,7 +177,7 @@ class Counting(HistoryModel):
         return super().forward_incremental(tokens_BT, state)
 
 
-def test_what_is_certain_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_a_form_forces_are_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """In fewer passes, with the same tokens and probabilities."""
     results = []
     for jumps in (True, False):
@@ -257,7 +257,7 @@ def test_whatever_length_is_left_the_answer_validates(schema: Any, seed: int, dr
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_what_may_go_on_ends_in_time(ends: bool) -> None:
+def test_a_form_without_a_longest_text_ends_within_the_length(ends: bool) -> None:
     """Also where no token ends a text; only a form that may stay incomplete is cut by the length."""
     form = TextForm("regex", "(a|bb|cab)( (a|bb|cab))*", complete=True)
     prompt_format = replace(format_of("char"), documents=ends)
@@ -352,7 +352,7 @@ def test_filters_that_exclude_every_token_and_a_form_that_no_text_has_are_told_a
 @pytest.mark.parametrize(
     ("pattern", "text"), [("é|è", "é"), ("日(本|木)", "日本"), ("(the|a) cat( ᚠ)?", "(the|a) cat")]
 )
-def test_of_what_may_follow_the_model_writes_what_it_can_spell(kind: str, pattern: str, text: str) -> None:
+def test_a_form_is_completed_with_what_the_vocabulary_can_spell(kind: str, pattern: str, text: str) -> None:
     """Also where characters begin with the same bytes."""
     for seed in range(3):
         (one,) = written(TextForm("regex", pattern, complete=True), kind, strategy="sample", seed=seed)

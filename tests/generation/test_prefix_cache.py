@@ -144,7 +144,7 @@ def test_a_prompt_after_kept_blocks_has_the_sums_of_one_read_in_such_chunks(prec
     assert kinds == {torch.bfloat16 if precision == "bfloat16" else torch.float32}
 
 
-def test_what_is_kept_is_not_read_again() -> None:
+def test_cached_blocks_are_not_read_again() -> None:
     model, cache = HistoryModel(), PrefixCache(ROOM, n_block=4)
     engine = Engine(model, chunk=64, prefixes=cache)
     text, settings = list(range(11)), greedy(6)
@@ -205,7 +205,7 @@ def test_memory_is_bounded_whatever_is_asked() -> None:
         assert n_bytes(cache) == n_blocks * size
 
 
-def test_what_was_used_least_recently_gives_way_leaves_first() -> None:
+def test_the_least_recently_used_block_is_evicted_leaves_of_the_tree_first() -> None:
     model, settings = HistoryModel(), greedy(1)
     cache = PrefixCache(5 * 2 * 4 * 2, n_block=2)  # five blocks of keys and values of two positions
     engine = Engine(model, chunk=64, prefixes=cache)
@@ -225,7 +225,7 @@ def test_what_was_used_least_recently_gives_way_leaves_first() -> None:
     assert (known(*[8] * 20), known(1, 1)) == (10, 0)
 
 
-def test_who_leaves_while_a_prompt_is_read_leaves_what_was_read() -> None:
+def test_a_cancelled_prompt_leaves_its_blocks_in_the_cache() -> None:
     model, cache = HistoryModel(), PrefixCache(ROOM, n_block=2)
     engine, settings = Engine(model, chunk=4, prefixes=cache), greedy(4)
     text = list(range(11))

@@ -81,7 +81,7 @@ def test_whether_texts_follow_each_other_is_asked_besides() -> None:
     torch.testing.assert_close(objective.score(model, with_labels).total, objective.score(model, batch).total)
 
 
-def test_measuring_a_text_costs_nothing() -> None:
+def test_a_score_of_a_text_has_no_auxiliary_loss() -> None:
     model, objective, batch = setting("masked")
     measured = objective.score_text(model, batch).total
     take(model)

@@ -144,7 +144,9 @@ def of_words(name: str, **changes: Any) -> Any:
 @pytest.mark.parametrize("changes", [{}, {"independent": True}, {"spans": {"p": 0.5, "max_length": 3}}])
 @settings(max_examples=12)
 @given(texts=st.lists(st.sampled_from([*SAID.split(), *SAID, "\n", "r", "x-ray"]), min_size=1), seed=st.integers(0, 99))
-def test_all_tokens_of_a_word_share_its_fate(name: str, changes: dict[str, Any], texts: list[str], seed: int) -> None:
+def test_all_tokens_of_a_word_are_masked_replaced_or_kept_together(
+    name: str, changes: dict[str, Any], texts: list[str], seed: int
+) -> None:
     """Against the words of the text itself."""
     text, own = " ".join(texts), of_words(name, rate=0.4, mask_share=0.5, random_share=0.25, **changes)
     ids, places = LEARNT[name].encode_with_offsets(text)
@@ -163,7 +165,7 @@ def test_all_tokens_of_a_word_share_its_fate(name: str, changes: dict[str, Any],
         assert abs(len(masked) - 0.5 * len(chosen)) < 1
 
 
-def test_two_texts_have_no_word_in_common() -> None:
+def test_a_word_ends_with_the_first_of_two_texts() -> None:
     own = of_words("char", rate=0.01)
     a = np.array(LEARNT["char"].encode("rabbit"), dtype=np.int64)
     for seed in range(20):

@@ -77,6 +77,6 @@ def test_logits_of_a_few_chunks_are_alive(case: str, monkeypatch: pytest.MonkeyP
     assert ROWS <= peak(case, monkeypatch, ROWS) <= 8 * ROWS
 
 
-def test_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_a_whole_batch_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the test above would see nothing."""
     assert peak("causal", monkeypatch, B * T) >= 2 * B * T

@@ -163,7 +163,7 @@ def test_probabilities_of_a_prompt_are_computed_once_for_all_samples(
     assert len(prompts[0]) > 3
 
 
-def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forced_text_is_tokenized_only_as_far_as_it_is_read(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = server.generator.loaded.tokenizer
     vocabulary = check_form_and_create_state(TextForm("regex", "a"), tokenizer)._vocabulary
     encode = Mock(wraps=tokenizer.encode_without_prefix_space)
@@ -173,7 +173,7 @@ def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, mo
     assert max(len(call.args[0]) for call in encode.call_args_list) == MAX_FORCED_CHARACTERS
 
 
-def test_an_end_that_is_found_is_kept_as_tokens_alone(server: Served) -> None:
+def test_closing_tokens_keep_no_states_of_the_form_alive(server: Served) -> None:
     tokenizer = server.generator.loaded.tokenizer
     schema = json.dumps({"type": "string", "minLength": 300})
     state = check_form_and_create_state(TextForm("json-schema", schema, complete=True), tokenizer)
@@ -183,7 +183,7 @@ def test_an_end_that_is_found_is_kept_as_tokens_alone(server: Served) -> None:
     assert sum(isinstance(one, FormState) for one in gc.get_objects()) <= before + 2
 
 
-def test_an_end_is_searched_for_once_in_a_while(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_tokens_are_not_searched_for_at_every_token(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Mock(wraps=FormState.__init__)
     monkeypatch.setattr(FormState, "__init__", lambda self, *given: made(self, *given))
     schema = {"type": "string", "minLength": 100, "maxLength": 150}

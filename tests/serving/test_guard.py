@@ -238,7 +238,7 @@ def test_an_answer_that_nobody_reads_holds_no_connection(
         assert until(lambda: client.get("/health").status_code == 200), "nobody else is let in"
 
 
-def test_who_reads_slowly_is_waited_for() -> None:
+def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
     transport, loop = MagicMock(), MagicMock()
     connection = server._TimeoutAndEvictionConnection(uvicorn.Config(MagicMock()), ServerState(), {}, loop)
     transport.get_write_buffer_size.return_value = 1000
