@@ -160,10 +160,3 @@ def test_typical_p_equals_the_plain_reference(weights: list[int], p: float) -> N
         assert (
             min(b - a for (a, _), (b, _) in itertools.pairwise(near)) < 1e-9 or min(abs(m - p) for m in masses) < 1e-9
         )
-
-
-def test_the_end_token_does_not_come_before_its_time() -> None:
-    logits_BV = random_logits(3, 9)
-    settings = SamplingParams(min_new_tokens=2)
-    result = filters.apply_logits_processors(logits_BV, settings, [[1], [1, 2], [1, 2, 3]], [0, 1, 2], {4, 5})
-    assert result.isinf().nonzero().tolist() == [[0, 4], [0, 5], [1, 4], [1, 5]]

@@ -95,15 +95,6 @@ def test_a_repeated_prompt_goes_on_with_further_samples() -> None:
     assert [repeated[0, 0], repeated[0, 1], repeated[2, 0], repeated[2, 1]] == [samples[0, i] for i in range(4)]
 
 
-def test_seeds_prompts_and_samples_draw_different_numbers() -> None:
-    model = TableModel([[0.5, 0.5], [0.5, 0.5]])
-    texts = set()
-    for seed in range(3):
-        results = collect(generate(model, [[0], [1], [0, 1]], SamplingParams(max_new_tokens=64, seed=seed), n=3), 3)
-        texts |= {tuple(tokens) for tokens, _ in results.values()}
-    assert len(texts) == 27
-
-
 def test_a_prompt_is_read_once_and_rows_that_end_are_not_stepped_any_more() -> None:
     model = HistoryModel()
     settings = SamplingParams(max_new_tokens=200, temperature=1.0)
