@@ -69,6 +69,7 @@ def test_a_character_cut_by_the_length_is_replaced_at_the_end_only() -> None:
     [
         ("one two END three", ["th", "END"], "one two "),
         ("xab", ["ab", "b"], "x"),
+        ("aaab", ["aab"], "a"),
         ("日本語", ["語"], "日本"),
         ("two", ["one"], "two"),
     ],
