@@ -17,7 +17,7 @@ VOCAB_SIZE = 17
 TRANSFORMER: dict[str, Any] = {"kind": "transformer", "n_layers": 2, "d_model": 16, "n_heads": 2, "context": 24}
 TRANSFORMER |= {"tie_embeddings": False}  # tied random weights cause repetition
 RECURRENT: dict[str, Any] = {"kind": "recurrent", "n_layers": 2, "d_model": 16, "context": 24}
-FAMILIES = {
+FAMILIES: dict[str, Any] = {
     "decoder": Transformer.model_validate(TRANSFORMER),
     "prefix": Transformer.model_validate(TRANSFORMER | {"shape": "prefix"}),
     "encoder-decoder": Transformer.model_validate(TRANSFORMER | {"shape": "encoder-decoder"}),
