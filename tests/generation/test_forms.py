@@ -232,7 +232,7 @@ SCHEMAS = st.recursive(
             {"type": "integer", "minimum": -3, "maximum": 12},
             {"type": "string", "minLength": 2, "maxLength": 4},
             {"type": "string", "pattern": "^[a-c]{1,3}$"},
-            {"type": "string", "format": "date"},
+            {"type": "string", "format": "ipv4"},
             {"enum": ["x", 1, None, "é"]},
             {"const": {"a": [1, 2]}},
         ]
