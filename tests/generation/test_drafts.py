@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
-from lmtool.errors import UsageError
 from lmtool.generation.drafts import Draft, ModelDraft, NGramDraft
 from lmtool.generation.generate import complete, generate
 from lmtool.generation.params import SamplingParams
@@ -279,14 +278,12 @@ def test_filters_that_leave_nothing_are_an_error_only_where_the_text_arrives() -
 
 
 def test_drafts_that_do_not_fit_are_refused() -> None:
-    model = transformer()
-    with pytest.raises(UsageError, match="not for beam"):
-        generate(model, [[1]], SamplingParams("beam", num_beams=1), draft=NGramDraft())
-    for family in ("lstm", "3-gram", "gru-attention"):
-        with pytest.raises(UsageError, match="go back"):
-            generate(model_of(family, torch.float64), [[1]], GREEDY, draft=NGramDraft())
-    for other in (transformer(shape="encoder-decoder"), transformer(vocab_size=12)):
+    """Of beam search, of models that cannot go back, and of drafts with another source or vocabulary."""
+    model, others = transformer(), (transformer(shape="encoder-decoder"), transformer(vocab_size=12))
+    refused: list[tuple[Any, Any, Any]] = [(model, SamplingParams("beam", num_beams=1), NGramDraft())]
+    refused += [(model_of(name, torch.float64), GREEDY, NGramDraft()) for name in ("lstm", "3-gram", "gru-attention")]
+    for reader, settings, draft in (*refused, *((model, GREEDY, ModelDraft(other)) for other in others)):
         with refuses("usage"):
-            generate(model, [[1]], GREEDY, draft=ModelDraft(other))
+            generate(reader, [[1]], settings, draft=draft)
     with refuses("usage"):
         NGramDraft(0)

@@ -106,23 +106,19 @@ def test_log_probabilities_are_those_of_the_model(client: Any, server: Served, n
     assert ended.logprobs.token_logprobs[:-1] == pytest.approx(found.token_logprobs[: len(prompt)], abs=1e-4)
 
 
-@pytest.mark.parametrize("streams", [False, True])
-def test_an_answer_is_that_of_chat(client: Any, server: Served, name: str, streams: bool) -> None:
+def test_an_answer_is_that_of_chat(client: Any, server: Served, name: str) -> None:
+    """Whole and streamed."""
     messages: Any = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Who saw the ball?"}]
     conversation = Conversation(server.generator, SamplingParams(seed=4, temperature=1.0, max_new_tokens=12))
     expected = "".join(conversation.stream_reply(messages))
     asked = {"model": name, "messages": messages, "seed": 4, "max_completion_tokens": 12, "logprobs": True}
-    asked["top_logprobs"] = 2
-    if streams:
-        choices = [event.choices[0] for event in client.chat.completions.create(**asked, stream=True)]
-        text = "".join(choice.delta.content or "" for choice in choices)
-        tokens = [token for choice in choices if choice.logprobs for token in choice.logprobs.content or ()]
-        assert choices[0].delta.role == "assistant"
-    else:
-        choice = client.chat.completions.create(**asked).choices[0]
-        text, tokens = choice.message.content or "", choice.logprobs.content or []
-    assert text == expected
-    assert tokens
+    choice = client.chat.completions.create(**asked, top_logprobs=2).choices[0]
+    events = client.chat.completions.create(**asked, top_logprobs=2, stream=True)
+    choices = [event.choices[0] for event in events]
+    assert choice.message.content == "".join(one.delta.content or "" for one in choices) == expected
+    assert choices[0].delta.role == "assistant"
+    tokens = [token for one in choices if one.logprobs for token in one.logprobs.content or ()]
+    assert [one.token for one in tokens] == [one.token for one in choice.logprobs.content] != []
     for token in tokens:
         assert len(token.top_logprobs) == 2
         assert token.logprob <= max(one.logprob for one in token.top_logprobs) + 1e-6
