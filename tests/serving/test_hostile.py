@@ -30,22 +30,32 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS) | st.text(), inner, max_size=4),
     max_leaves=8,
 )
-MESSAGE = {"role": st.sampled_from(["system", "user", "assistant", "tool", "x"]), "content": st.text(max_size=9)}
-OPTIONS: dict[str, st.SearchStrategy[Any]] = {
-    "prompt": st.text(max_size=30) | st.lists(st.integers(-1, 400), max_size=9) | st.lists(st.text(), max_size=3),
-    "messages": st.lists(st.fixed_dictionaries(MESSAGE), max_size=3),
-    "input": st.text(max_size=30) | st.lists(st.text(max_size=9), max_size=3),
-    "max_tokens": st.integers(-1, 6),
-    "temperature": st.floats(-1, 200),
-    "n": st.integers(0, 3),
-    "seed": st.integers(-1, 2**64),
-    "stop": st.text(max_size=2) | st.lists(st.text(max_size=2), max_size=2),
-    "logit_bias": st.dictionaries(st.integers(-1, 400).map(str), st.floats(-101, 101), max_size=2),
-    "logprobs": st.integers(-1, 21) | st.booleans(),
-    **dict.fromkeys(("echo", "stream"), st.booleans()),
-    **dict.fromkeys(("top_p", "repetition_penalty", "frequency_penalty", "presence_penalty"), st.floats(-3, 11)),
-}
-NEARLY = st.fixed_dictionaries({}, optional=OPTIONS)
+NEARLY = st.fixed_dictionaries(
+    {},
+    optional={
+        "prompt": st.text(max_size=30) | st.lists(st.integers(-1, 400), max_size=9) | st.lists(st.text(), max_size=3),
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {"role": st.sampled_from(["system", "user", "assistant", "tool", "x"]), "content": st.text(max_size=9)}
+            ),
+            max_size=3,
+        ),
+        "input": st.text(max_size=30) | st.lists(st.text(max_size=9), max_size=3),
+        "max_tokens": st.integers(-1, 6),
+        "temperature": st.floats(-1, 200),
+        "top_p": st.floats(0, 1.1),
+        "n": st.integers(0, 3),
+        "seed": st.integers(-1, 2**64),
+        "stop": st.text(max_size=2) | st.lists(st.text(max_size=2), max_size=2),
+        "logit_bias": st.dictionaries(st.integers(-1, 400).map(str), st.floats(-101, 101), max_size=2),
+        "logprobs": st.integers(-1, 21) | st.booleans(),
+        "echo": st.booleans(),
+        "stream": st.booleans(),
+        "repetition_penalty": st.floats(0, 11),
+        "frequency_penalty": st.floats(-3, 3),
+        "presence_penalty": st.floats(-3, 3),
+    },
+)
 PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/classify"])
 BODIES = JSON.map(json.dumps).map(str.encode) | NEARLY.map(json.dumps).map(str.encode) | st.binary(max_size=50)
 
