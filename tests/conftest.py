@@ -38,11 +38,9 @@ settings.register_profile(
 settings.load_profile("fast")
 
 LONGEST = (
-    "test_folds.py",
     "test_processes.py",
     "test_sharding.py",
     "test_campaigns.py",
-    "test_kill.py",
     "test_docs.py",
 )
 """Files that go first, so that at the end no worker waits for another."""

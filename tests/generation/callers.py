@@ -73,7 +73,7 @@ def recaller(folder: Path) -> TextGenerator:
     return TextGenerator(replace(loaded, model=Recaller(rows, loaded.tokenizer.vocab_size)))
 
 
-def learn(folder: Path, name: str | None = "hermes") -> Path:
+def learn(folder: Path, name: str | None) -> Path:
     """The run of a model that was trained on CONVERSATIONS. name: of its template; None for lmtool's own format."""
     known = [one for one in CONVERSATIONS if name != "llama" or len(one[1].get("tool_calls", ())) < 2]
     rows = [{"messages": one, "tools": TOOLS} for one in known]

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.model import HiddenOutput, LanguageModel
-from lmtool.objective import Objective
+from lmtool.model import HiddenOutput
 from tests.support import tiny
 from tests.support.heads import HEAD, LABELS, MODEL, built
 
@@ -33,7 +32,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def take(model: LanguageModel) -> None:
+def take(model: Any) -> None:
     """Give a model an auxiliary loss for each row."""
     price_B = torch.nn.Parameter(PRICE_B.clone())
     model.register_parameter("price_B", price_B)
@@ -42,7 +41,7 @@ def take(model: LanguageModel) -> None:
     model.hidden_states_by_layer_and_auxiliary = lambda batch: (layers(batch)[0], price_B)
 
 
-def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:
+def setting(case: str) -> tuple[Any, Any, Batch]:
     of, spec, more = CASES[case]
     model, objective = built(of, spec)
     take(getattr(model, "body", model))
@@ -61,7 +60,7 @@ def test_a_row_pays_its_price_for_each_target_when_it_is_trained_on(case: str) -
     torch.testing.assert_close(gradient_B, n_B.double())
 
 
-def paid(model: LanguageModel, objective: Objective, batch: Batch, body: LanguageModel | None = None) -> float:
+def paid(model: Any, objective: Any, batch: Batch, body: Any = None) -> float:
     """What an auxiliary loss adds to the loss of a batch."""
     without = objective.loss(model, batch).total
     take(body or model)
@@ -82,7 +81,7 @@ def test_whether_texts_follow_each_other_is_asked_besides() -> None:
     torch.testing.assert_close(objective.score(model, with_labels).total, objective.score(model, batch).total)
 
 
-def test_measuring_a_text_costs_nothing() -> None:
+def test_a_score_of_a_text_has_no_auxiliary_loss() -> None:
     model, objective, batch = setting("masked")
     measured = objective.score_text(model, batch).total
     take(model)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtool.objective import contrastive
 from lmtool.objective.contrastive import (
     class_cosine_pair_loss,
     cosent_loss,
@@ -57,12 +56,6 @@ def test_equals_the_loops(name: str) -> None:
     assert loss(rows_NKD).item() == pytest.approx(reference(rows_NKD.tolist()), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_gradients_are_those_of_finite_differences(name: str) -> None:
-    n_texts, loss, _ = LOSSES[name]
-    assert torch.autograd.gradcheck(loss, (vectors(n_texts),))
-
-
 def test_rows_without_a_partner_have_no_loss() -> None:
     every = vectors(1)[:, 0]
     alone = supervised_contrastive_loss(every, torch.arange(ROWS))
@@ -81,13 +74,7 @@ class Given(nn.Module):
         return {"sentence_embedding": features["vectors"]}
 
 
-def by_peer(loss: object, rows_NKD: Tensor, labels: Tensor) -> Tensor:
-    of_column = [{"vectors": column_ND} for column_ND in rows_NKD.unbind(1)]
-    found = loss(of_column, labels)
-    return found
-
-
-def test_equals_sentence_transformers() -> None:
+def test_losses_gradients_and_default_scales_are_those_of_sentence_transformers() -> None:
     losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
     model, cosine = Given(), losses.TripletDistanceMetric.COSINE
     peers = {
@@ -100,15 +87,6 @@ def test_equals_sentence_transformers() -> None:
     for name, peer in peers.items():
         n_texts, loss, _ = LOSSES[name]
         ours, theirs = vectors(n_texts), vectors(n_texts)
-        found, expected = loss(ours), by_peer(peer, theirs, SIMILARITIES)
+        found, expected = loss(ours), peer([{"vectors": column_ND} for column_ND in theirs.unbind(1)], SIMILARITIES)
         assert found.item() == pytest.approx(expected.item(), abs=1e-6), name
         torch.testing.assert_close(*(torch.autograd.grad(*of)[0] for of in ((found, ours), (expected, theirs))))
-
-
-def test_the_default_scale_is_that_of_sentence_transformers() -> None:
-    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
-    assert (
-        losses.MultipleNegativesRankingLoss(Given()).scale
-        == losses.CoSENTLoss(Given()).scale
-        == contrastive.DEFAULT_SCALE
-    )

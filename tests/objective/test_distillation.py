@@ -9,7 +9,7 @@ import torch
 from lmtool.batch import IGNORE, Batch
 from lmtool.model.heads import Classifier
 from lmtool.objective import CausalObjective
-from lmtool.objective.distillation import DistillationObjective, sum_distillation_divergence
+from lmtool.objective.distillation import DistillationObjective
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.objective.masked import MaskedObjective
 from lmtool.recipe.spec.objective import Causal, Classification, Masked
@@ -22,7 +22,7 @@ V = tiny.VOCAB
 CAUSAL = CausalObjective(Causal(), 1, False)
 MASKED = MaskedObjective(Masked(kind="masked"), VOCABULARY)
 SPEC = Distillation(teacher="of a test", temperature=3.0, weight=0.3, cosine=0.7)
-ROBERTA = {"shape": "encoder", "position": {"kind": "alibi"}}
+ROBERTA: dict[str, Any] = {"shape": "encoder", "position": {"kind": "alibi"}}
 PAIRS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "transformers": (CAUSAL, {"n_layers": 1}, {"n_layers": 3}),
     "an lstm from a transformer": (CAUSAL, {**tiny.RECURRENT, "d_model": 16}, {}),
@@ -50,7 +50,7 @@ def test_of_tokens(name: str) -> None:
     hard = own.loss(student, batch)
     with torch.no_grad():
         h_BTD, k_BTD = student(batch).hidden_BTD, teacher(batch).hidden_BTD
-        chosen_BT = batch.targets_BT != IGNORE
+        chosen_BT: Any = batch.targets_BT != IGNORE
         logits, known = student.logits(h_BTD)[chosen_BT], teacher.logits(k_BTD)[chosen_BT][:, :V]
     soft = reference.divergence(known.tolist(), logits.tolist(), 3.0)
     cosine = 0.0
@@ -91,11 +91,3 @@ def test_of_labels(task: str) -> None:
         soft = sum((s - ((0.5 * k - 3.0) - 1.0) / 2.0) ** 2 for (s,), (k,) in zip(scores, known, strict=True))
     hard = float(own.loss(student, batch).total.detach())
     assert float(found.total.detach()) == pytest.approx(0.7 * hard + 0.3 * soft, rel=1e-5)
-
-
-def test_the_temperature_keeps_the_size_of_the_gradient() -> None:
-    """For logits near 0 the gradient tends to (z - v) / C of centred logits, whatever T (Hinton et al. 2015, eq. 4)."""
-    for temperature in (10.0, 1000.0):
-        known, logits = torch.tensor([[0.3, -0.1, -0.2]]), torch.tensor([[0.1, 0.2, -0.3]], requires_grad=True)
-        sum_distillation_divergence(known.double(), logits.double(), temperature).backward()
-        torch.testing.assert_close(logits.grad, ((logits - known) / 3).detach(), rtol=0.05, atol=2e-3)

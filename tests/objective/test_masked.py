@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import UsageError
 from lmtool.objective import Example, VocabularyInfo, build_objective
-from lmtool.objective.masked import MaskedObjective, round_shares_randomly, select_positions
+from lmtool.objective.masked import MaskedObjective, select_positions
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Masked, SpanMasking
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer, WordTokenizer
@@ -22,14 +22,13 @@ from lmtool.tokenization.tokenizer import Tokenizer
 from tests.reference import masking as reference_masking
 from tests.reference import objectives as reference
 from tests.support import tiny
-from tests.support.cases import nightly_but
 
 V = 60
 PAD, BOS, EOS, MASK, SEP, CLS, SPECIALS = 0, 1, 2, 4, 5, 6, 7
 VOCABULARY = VocabularyInfo(V, PAD, BOS, EOS, MASK, SEP, CLS, (BOS,), (), frozenset(range(SPECIALS)))
 
 
-def objective(**changes: Any) -> MaskedObjective:
+def objective(**changes: Any) -> Any:
     return MaskedObjective(Masked.model_validate({"kind": "masked"} | changes), VOCABULARY)
 
 
@@ -69,41 +68,35 @@ def test_shares_are_exact_and_special_tokens_stay(n: int, n_special: int, rate: 
             assert row[t] == truth
 
 
-@pytest.mark.parametrize("n", [1, 7, 16, 19])
-def test_short_rows_have_the_shares_on_average(n: int) -> None:
-    """16 tokens have two targets, of which rounding would always mask both."""
-    own, rows = objective(), 4000
-    tokens = np.arange(SPECIALS, SPECIALS + n)
-    batch = own.collate([example(tokens, seed) for seed in range(rows)])
-    chosen = batch.targets_BT != IGNORE
-    masked = (chosen & (batch.tokens_BT == MASK)).sum() / chosen.sum()
-    kept = (chosen & (batch.tokens_BT == batch.targets_BT)).sum() / chosen.sum()
-    assert float(masked) == pytest.approx(0.8, abs=0.02)
-    assert float(kept) == pytest.approx(0.1 + 0.1 / (V - SPECIALS), abs=0.02)
-
-
-@given(n=st.integers(0, 100), shares=st.lists(st.floats(0, 0.2), min_size=1, max_size=5), seed=st.integers(0, 99))
-def test_counts_are_within_one_of_the_shares(n: int, shares: list[float], seed: int) -> None:
-    counts = round_shares_randomly(n, shares, np.random.default_rng(seed))
-    assert all(abs(count - share * n) < 1 + 1e-9 for count, share in zip(counts, shares, strict=True))
-    assert sum(counts) <= n
-
-
-def test_independent_tokens_have_the_shares_on_average_and_short_rows_see_all_three() -> None:
-    own, n, rows = objective(independent=True), 4, 6000
+def collated(own: Any, n: int, rows: int) -> tuple[torch.Tensor, float, float]:
+    """Of as many equal rows the chosen places, and the shares of them that are masked and changed."""
     tokens = np.arange(SPECIALS, SPECIALS + n)
     batch = own.collate([example(tokens, seed) for seed in range(rows)])
     chosen = batch.targets_BT != IGNORE
     masked = chosen & (batch.tokens_BT == MASK)
     changed = chosen & ~masked & (batch.tokens_BT != batch.targets_BT)
+    return chosen, float(masked.sum() / chosen.sum()), float(changed.sum() / chosen.sum())
+
+
+@pytest.mark.parametrize("n", [1, 16])
+def test_short_rows_have_the_shares_on_average(n: int) -> None:
+    """16 tokens have two targets, of which rounding would always mask both."""
+    _, masked, changed = collated(objective(), n, 3000)
+    assert masked == pytest.approx(0.8, abs=0.025)
+    assert changed == pytest.approx(0.1 - 0.1 / (V - SPECIALS), abs=0.02)
+
+
+def test_independent_tokens_have_the_shares_on_average_and_short_rows_see_all_three() -> None:
+    n, rows = 4, 4000
+    chosen, masked, changed = collated(objective(independent=True), n, rows)
     assert chosen.any(1).all()
     # one token stands in for none, which happens with probability 0.85^4; a random token is the true one in 1 of V - 7
     wanted = (n * 0.15 + 0.85**n) / n
-    assert float(chosen.sum()) / (rows * n) == pytest.approx(wanted, abs=0.01)
-    assert float(masked.sum()) / float(chosen.sum()) == pytest.approx(0.8, abs=0.02)
-    assert float(changed.sum()) / float(chosen.sum()) == pytest.approx(0.1 * (1 - 1 / (V - SPECIALS)), abs=0.015)
+    assert float(chosen.sum()) / (rows * n) == pytest.approx(wanted, abs=0.012)
+    assert masked == pytest.approx(0.8, abs=0.025)
+    assert changed == pytest.approx(0.1 * (1 - 1 / (V - SPECIALS)), abs=0.018)
     counts = np.bincount(chosen.sum(1).numpy(), minlength=3) / rows
-    assert counts[2] == pytest.approx(6 * 0.15**2 * 0.85**2, abs=0.015)
+    assert counts[2] == pytest.approx(6 * 0.15**2 * 0.85**2, abs=0.018)
 
 
 def test_masks_differ_from_epoch_to_epoch_and_not_in_validation() -> None:
@@ -134,13 +127,11 @@ WORDS = {
     "char": CharTokenizer(kind="char"),
     "word": WordTokenizer(kind="word", vocab_size=60),
 }
-SAID = (
-    "The rabbit's 12 carrots, Gr\u00f6\u00dfe (and\nmore) r\u00e9sum\u00e9s: \u043c\u0438\u0440? rabbits rabbited on "
-)
+SAID = "The rabbit's 12 carrots, Größe (and\nmore) résumés: мир? rabbits rabbited on "
 LEARNT = {name: Tokenizer.train(spec, [SAID * 4]) for name, spec in WORDS.items()}
 
 
-def of_words(name: str, **changes: Any) -> MaskedObjective:
+def of_words(name: str, **changes: Any) -> Any:
     tokenizer = LEARNT[name]
     vocabulary = replace(
         VocabularyInfo.from_tokenizer(tokenizer, None),
@@ -150,12 +141,12 @@ def of_words(name: str, **changes: Any) -> MaskedObjective:
 
 
 @pytest.mark.parametrize("name", WORDS)
-@pytest.mark.parametrize(
-    "changes", nightly_but([{}, {"independent": True}, {"spans": {"p": 0.5, "max_length": 3}}], 0, 1)
-)
-@settings(max_examples=25)
+@pytest.mark.parametrize("changes", [{}, {"independent": True}, {"spans": {"p": 0.5, "max_length": 3}}])
+@settings(max_examples=12)
 @given(texts=st.lists(st.sampled_from([*SAID.split(), *SAID, "\n", "r", "x-ray"]), min_size=1), seed=st.integers(0, 99))
-def test_all_tokens_of_a_word_share_its_fate(name: str, changes: dict[str, Any], texts: list[str], seed: int) -> None:
+def test_all_tokens_of_a_word_are_masked_replaced_or_kept_together(
+    name: str, changes: dict[str, Any], texts: list[str], seed: int
+) -> None:
     """Against the words of the text itself."""
     text, own = " ".join(texts), of_words(name, rate=0.4, mask_share=0.5, random_share=0.25, **changes)
     ids, places = LEARNT[name].encode_with_offsets(text)
@@ -174,7 +165,7 @@ def test_all_tokens_of_a_word_share_its_fate(name: str, changes: dict[str, Any],
         assert abs(len(masked) - 0.5 * len(chosen)) < 1
 
 
-def test_two_texts_have_no_word_in_common() -> None:
+def test_a_word_ends_with_the_first_of_two_texts() -> None:
     own = of_words("char", rate=0.01)
     a = np.array(LEARNT["char"].encode("rabbit"), dtype=np.int64)
     for seed in range(20):
@@ -201,7 +192,7 @@ def test_pseudo_likelihood_masks_one_token_at_a_time() -> None:
     model, own = encoder(), objective()
     texts = [np.array([BOS, 9, 30, 12, EOS]), np.array([8, 55, 21])]
 
-    def log_p(row: list[int], t: int) -> torch.Tensor:
+    def log_p(row: list[int], t: int) -> Any:
         return model.logits(model(Batch(torch.tensor([row]))).hidden_BTD).detach().log_softmax(-1)[0, t]
 
     found = own.score_text(model, own.collate_for_scoring([(text, 1) for text in texts]))
@@ -231,14 +222,15 @@ SPANBERT: dict[str, dict[str, Any]] = {
 }
 
 
-def of_spans() -> Batch:
+def of_spans() -> Any:
     rng = np.random.default_rng(3)
     return objective(**SPANS).collate([example(rng.integers(SPECIALS, V, n), i) for i, n in enumerate((12, 5, 17, 1))])
 
 
 @pytest.mark.parametrize("name", SPANBERT)
 def test_the_loss_from_the_boundaries_of_spans_is_added(name: str) -> None:
-    model, batch = tiny.model(vocab_size=V, **SPANBERT[name]), of_spans()
+    batch = of_spans()
+    model: Any = tiny.model(vocab_size=V, **SPANBERT[name])
     head = model.span_boundary
     of = {"places": head.positions.weight.tolist()}
     for part in ("inner", "outer"):
@@ -249,7 +241,7 @@ def test_the_loss_from_the_boundaries_of_spans_is_added(name: str) -> None:
     bias = torch.zeros(V, dtype=torch.float64) if model.head.bias is None else model.head.bias
     output = torch.cat((matrix, bias[:, None]), 1).tolist()
     states = model(batch).hidden_BTD.tolist()
-    wanted = sum(
+    wanted: Any = sum(
         reference_masking.span_boundary_loss(row, targets, of, output)
         for row, targets in zip(states, batch.targets_BT.tolist(), strict=True)
     )
@@ -261,7 +253,7 @@ def test_the_loss_from_the_boundaries_of_spans_is_added(name: str) -> None:
 
 
 def test_a_head_of_boundaries_without_a_loss_is_not_trained() -> None:
-    model = tiny.model(vocab_size=V, **SPANBERT["as bert"])
+    model: Any = tiny.model(vocab_size=V, **SPANBERT["as bert"])
     assert len(objective(**SPANS).unused_parameters(model)) == 0
     assert objective().unused_parameters(model) == list(model.span_boundary.parameters())
     with pytest.raises(ValueError, match="span_boundary_head"):
@@ -271,16 +263,13 @@ def test_a_head_of_boundaries_without_a_loss_is_not_trained() -> None:
 # Permutations
 
 PERMUTED: dict[str, dict[str, Any]] = {
-    "learned": {"shape": "encoder"},
     "bert": {**tiny.BERT, "next_sentence_head": False},
-    "alibi": {"shape": "encoder", "position": {"kind": "alibi"}},
     "relative": {"shape": "encoder", "position": {"kind": "relative", "buckets": 6}},
-    "rotary": {"shape": "encoder", "position": {"kind": "rotary"}},
     "disentangled": {"shape": "encoder", "position": {"kind": "disentangled", "max_distance": 5}},
 }
 
 
-@pytest.mark.parametrize("name", nightly_but(PERMUTED, "relative"))
+@pytest.mark.parametrize("name", PERMUTED)
 def test_two_streams_are_the_passes_of_the_order_one_by_one(name: str) -> None:
     model = tiny.model(vocab_size=V, **PERMUTED[name])
     plain = tiny.as_reference(model, tiny.spec(**PERMUTED[name]))
@@ -322,7 +311,7 @@ def test_orders_are_new_each_time_and_of_words_spans_and_any_share() -> None:
 # Next sentences
 
 
-def pair(first: int, second: int, follows: bool, seed: int = 0) -> Example:
+def pair(first: int, second: int, follows: bool, seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
     texts = (rng.integers(SPECIALS, V, n) for n in (first, second))
     return Example(next(texts), rng, second=next(texts), second_follows=follows)

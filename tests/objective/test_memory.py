@@ -10,12 +10,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtool.batch import Batch
-from lmtool.model import LanguageModel
-from lmtool.objective import Objective, cross_entropy, scheduled
+from lmtool.objective import cross_entropy, scheduled
 from lmtool.objective.distillation import DistillationObjective
 from lmtool.recipe.spec.training import Distillation
 from tests.support import tiny
-from tests.support.cases import nightly_but
 from tests.support.heads import HEAD, LABELS, MODEL, built
 from tests.support.vocabularies import COUNTED
 
@@ -24,41 +22,36 @@ B, T, V, ROWS = 3, 40, 509, 4
 
 TARGETS = tiny.tokens(B, T, seed=2, vocab_size=V)
 DRAWS = torch.rand(B, T, generator=torch.Generator().manual_seed(3))
-SOURCE = {"source_BS": tiny.tokens(B, 4)}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "causal": (MODEL, {"kind": "causal"}, {}),
-    "label smoothing": (MODEL, {"kind": "causal", "label_smoothing": 0.1}, {}),
     "scheduled sampling": (MODEL, {"kind": "causal", "scheduled_sampling": {"k": 0.01}}, {"draws_BT": DRAWS}),
-    "masked": ({**MODEL, **tiny.BERT}, {"kind": "masked"}, {}),
-    "replaced tokens": ({**MODEL, **tiny.BERT}, {"kind": "replaced-tokens"}, {"draws_BT": DRAWS}),
     "prefix": ({**MODEL, "shape": "prefix"}, {"kind": "prefix"}, {"prefix_B": torch.tensor([1, 2, 3])}),
-    "seq2seq": ({**MODEL, **tiny.VASWANI}, {"kind": "seq2seq"}, SOURCE),
-    "span corruption": ({**MODEL, **tiny.T5}, {"kind": "span-corruption"}, SOURCE),
     "both directions": ({**tiny.RECURRENT, "shape": "bidirectional"}, {"kind": "bidirectional"}, {}),
     "a language model beside a head": (MODEL, {**HEAD, "lm_weight": 0.5}, LABELS),
     "distillation": (MODEL, {"kind": "causal"}, {}),
 }
 
 
-class Logits(TorchDispatchMode):
+class Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """peak: most rows of V numbers that were alive at once, as logits, probabilities and gradients."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._alive: dict[StorageWeakRef, int] = {}
+        self._alive: dict[Any, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for tensor in made if isinstance(made, tuple | list) else (made,):
             if isinstance(tensor, Tensor) and tensor.ndim > 1 and tensor.shape[-1] == V and tensor.is_contiguous():
-                self._alive[StorageWeakRef(tensor.untyped_storage())] = tensor.numel() // V
+                storage: Any = StorageWeakRef
+                self._alive[storage(tensor.untyped_storage())] = tensor.numel() // V
         self._alive = {storage: rows for storage, rows in self._alive.items() if not storage.expired()}
         self.peak = max(self.peak, sum(self._alive.values()))
         return made
 
 
-def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:
+def setting(case: str) -> tuple[Any, Any, Batch]:
     of, spec, more = CASES[case]
     of = {**of, "context": 64} if "context" in of else of
     model, objective = built(of, spec, replace(COUNTED, size=V))
@@ -76,14 +69,14 @@ def peak(case: str, monkeypatch: pytest.MonkeyPatch, rows: int) -> int:
         objective.loss(model, batch).total.backward()
         with torch.no_grad():
             objective.score(model, batch)
-    return logits.peak
+    return int(logits.peak)
 
 
-@pytest.mark.parametrize("case", nightly_but(CASES, "causal", "scheduled sampling", "prefix", "both directions"))
+@pytest.mark.parametrize("case", CASES)
 def test_logits_of_a_few_chunks_are_alive(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ROWS <= peak(case, monkeypatch, ROWS) <= 8 * ROWS
 
 
-def test_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_a_whole_batch_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the test above would see nothing."""
     assert peak("causal", monkeypatch, B * T) >= 2 * B * T

@@ -39,7 +39,7 @@ def objective(**changes: Any) -> ReplacedTokensObjective:
 def detector(encoder: dict[str, Any] = tiny.BERT, **changes: Any) -> Any:
     spec = tiny.spec(**encoder)
     torch.manual_seed(0)
-    body = build(spec, V)
+    body: Any = build(spec, V)
     made = ReplacedTokenDetectorWithGenerator(body, objective(**changes).spec, spec).double().eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def examples(n: int = 4) -> list[Example]:
 @pytest.mark.parametrize("share", [True, False])
 def test_the_loss_is_that_of_the_paper(name: str, share: bool) -> None:
     own, model = objective(weight=7.0), detector(ENCODERS[name], share_embeddings=share)
-    batch = own.collate(examples())
+    batch: Any = own.collate(examples())
     keep_BT = torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
     total, n_right, n_found, n_replaced, n_kept = 0.0, 0, 0, 0, 0
     for i, keep_T in enumerate(keep_BT):
@@ -97,7 +97,7 @@ def test_the_loss_is_that_of_the_paper(name: str, share: bool) -> None:
 def test_every_trained_parameter_gets_a_gradient_and_none_is_saved_twice(name: str, share: bool) -> None:
     own, model = objective(), detector(ENCODERS[name], share_embeddings=share)
     idle = set(own.unused_parameters(model))
-    own.loss(model, own.collate(examples())).total.backward()
+    torch.autograd.backward(own.loss(model, own.collate(examples())).total)
     for key, parameter in model.named_parameters():
         assert (parameter.grad is None) == (parameter in idle), key
     state = model.state_dict()
@@ -111,7 +111,7 @@ def test_no_gradient_of_the_detection_reaches_the_generator() -> None:
     found = []
     for weight in (1.0, 100.0):
         own, model = objective(weight=weight, share_embeddings=False), detector(share_embeddings=False)
-        own.loss(model, own.collate(examples())).total.backward()
+        torch.autograd.backward(own.loss(model, own.collate(examples())).total)
         found.append([p.grad.clone() for p in model.generator.parameters() if p.grad is not None])
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
@@ -119,12 +119,13 @@ def test_no_gradient_of_the_detection_reaches_the_generator() -> None:
 
 def test_validation_is_the_same_each_time_and_training_is_not() -> None:
     own, rows = objective(), [(example.tokens, 1) for example in examples()]
-    one, two = own.collate_validation(rows), own.collate_validation(rows)
+    measured: Any = [own.collate_validation(rows) for _ in range(2)]
+    one, two = measured
     assert torch.equal(one.tokens_BT, two.tokens_BT)
     assert torch.equal(one.draws_BT, two.draws_BT)
     again = examples()
-    first, second = own.collate(again).draws_BT, own.collate(again).draws_BT
-    assert not torch.equal(first, second)
+    trained: Any = [own.collate(again).draws_BT for _ in range(2)]
+    assert not torch.equal(*trained)
 
 
 def test_the_generator_has_the_layers_and_a_share_of_the_widths() -> None:

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lmtool.batch import IGNORE, Batch
@@ -20,17 +18,10 @@ from lmtool.recipe.spec.objective import Causal, ScheduledSampling, Seq2Seq
 from lmtool.training.truncated_bptt import StateCarryingModel
 from tests.reference import scheduled as reference
 from tests.support import tiny
-from tests.support.cases import nightly_but
 from tests.support.tiny import FAMILIES, VOCAB
 from tests.support.vocabularies import VOCABULARY
 
 BOS, T = 1, 9
-DECODERS = [*tiny.DECODERS, "elman", "gru", "lstm", "lstm with a memory", "gru with a mean of memories"]
-SOURCES = ["2017", "t5", "prefix", "lstm encoder-decoder", "luong", "bahdanau"]
-
-
-def spec(**changes: Any) -> ScheduledSampling:
-    return ScheduledSampling(**changes)
 
 
 # When
@@ -51,13 +42,13 @@ def test_the_probability_of_a_true_token_falls_as_in_the_paper(
     keys: dict[str, Any], wanted: Callable[[float], float]
 ) -> None:
     for done in (0.0, 0.003, 0.25, 0.5, 0.9, 1.0):
-        assert true_token_probability(spec(**keys), done) == pytest.approx(wanted(100 * done))
+        assert true_token_probability(ScheduledSampling(**keys), done) == pytest.approx(wanted(100 * done))
 
 
 @pytest.mark.parametrize(("growth", "k"), [("exponential", 1.0), ("inverse-sigmoid", 0.9)])
-def test_a_k_that_never_falls_is_refused(growth: str, k: float) -> None:
+def test_a_k_that_never_falls_is_refused(growth: Any, k: float) -> None:
     with pytest.raises(ValidationError, match="k "):
-        spec(growth=growth, k=k)
+        ScheduledSampling(growth=growth, k=k)
 
 
 def rows(n: int, length: int, seed: int = 0) -> list[Example]:
@@ -66,18 +57,19 @@ def rows(n: int, length: int, seed: int = 0) -> list[Example]:
 
 
 def test_as_many_are_drawn_as_the_schedule_says() -> None:
-    found = draw_scheduled_sampling_numbers(spec(), rows(200, 50), 50, 0.3)
+    found: Any = draw_scheduled_sampling_numbers(ScheduledSampling(), rows(200, 50), 50, 0.3)
     assert float((found >= 0).float().mean()) == pytest.approx(0.3, abs=0.02)
     numbers = found[found >= 0]
     assert float(numbers.max()) <= 1
     assert float(numbers.mean()) == pytest.approx(0.5, abs=0.02)
-    start = draw_scheduled_sampling_numbers(spec(), rows(200, 50), 50, 0.0)
+    start: Any = draw_scheduled_sampling_numbers(ScheduledSampling(), rows(200, 50), 50, 0.0)
     assert (start == -1).all()
     assert draw_scheduled_sampling_numbers(None, rows(1, 2), 2, 0.5) is None
 
 
 def test_a_row_draws_the_same_beside_longer_ones() -> None:
-    short, long = (draw_scheduled_sampling_numbers(spec(), rows(2, 1), length, 0.6) for length in (7, 12))
+    drawn: Any = (draw_scheduled_sampling_numbers(ScheduledSampling(), rows(2, 1), length, 0.6) for length in (7, 12))
+    short, long = drawn
     assert torch.equal(short, long[:, :7])
 
 
@@ -99,21 +91,17 @@ def plain(model: LanguageModel) -> Callable[..., list[int]]:
     return reference.step_by_step if model.recurrent else reference.two_passes
 
 
-def causal(tokens_BT: torch.Tensor, draws_BT: torch.Tensor | None) -> Batch:
+def causal(tokens_BT: torch.Tensor, draws_BT: torch.Tensor | None) -> Any:
     targets_BT = torch.cat((tokens_BT[:, 1:], torch.full((len(tokens_BT), 1), 2)), 1)
     return Batch(tokens_BT, targets_BT.masked_fill(targets_BT == BOS, IGNORE), draws_BT=draws_BT)
 
 
-@pytest.mark.parametrize("family", nightly_but(DECODERS, "gpt2", "modern", "gru"))
-@pytest.mark.parametrize("rows_per_chunk", nightly_but([2, 10_000], 0))
-@settings(max_examples=4, deadline=None)
-@given(seed=st.integers(0, 1000))
-def test_own_tokens_are_drawn_as_in_the_papers(family: str, rows_per_chunk: int, seed: int) -> None:
+@pytest.mark.parametrize("family", ["gpt2", "modern", "gru", "lstm with a memory"])
+def test_own_tokens_are_drawn_as_in_the_papers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.model(**FAMILIES[family])
-    batch = causal(tiny.tokens(3, T, seed=seed), numbers(3, T, seed=seed))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduled, "rows_per_chunk", lambda *_: rows_per_chunk)
-        found = sample_input_tokens(model, batch)
+    batch = causal(tiny.tokens(3, T), numbers(3, T))
+    monkeypatch.setattr(scheduled, "rows_per_chunk", lambda *_: 2)
+    found = sample_input_tokens(model, batch)
     changed = False
     for i in range(3):
         row = batch.tokens_BT[i].tolist()
@@ -128,17 +116,17 @@ def test_own_tokens_are_drawn_as_in_the_papers(family: str, rows_per_chunk: int,
         assert found.tokens_BT[i].tolist() == plain(model)(row, wanted, after)
         changed |= found.tokens_BT[i].tolist() != row
     assert changed
-    assert torch.equal(found.targets_BT, batch.targets_BT)
+    assert found.targets_BT is batch.targets_BT
 
 
-@pytest.mark.parametrize("family", SOURCES)
+@pytest.mark.parametrize("family", ["t5", "prefix", "luong", "bahdanau"])
 def test_targets_of_pairs_are_drawn_behind_their_sources(family: str) -> None:
     model = tiny.model(**FAMILIES[family])
     shares_row = FAMILIES[family]["shape"] == "prefix"
     texts = [([3, 1, 4], [5, 9, 2, 6, 5, 3]), ([8], [9, 7]), ([2, 7, 1, 8], [2, 8, 1, 8])]
     pairs = [SourceTargetPair(np.array(source), (BOS,), np.array(target)) for source, target in texts]
-    batch = collate_pairs(pairs, shares_row, 0)
-    batch = replace(batch, draws_BT=numbers(*batch.tokens_BT.shape, seed=3, share=0.8))
+    given = collate_pairs(pairs, shares_row, 0)
+    batch: Any = replace(given, draws_BT=numbers(*given.tokens_BT.shape, seed=3, share=0.8))
     found = sample_input_tokens(model, batch)
     for i, (source, target) in enumerate(texts):
         first = len(source) if shares_row else 0
@@ -176,18 +164,17 @@ def test_documents_of_a_row_that_do_not_see_each_other_draw_as_if_alone(family: 
 # The loss
 
 
-def objective(done_floor: float = 0.2) -> CausalObjective:
-    return CausalObjective(Causal(scheduled_sampling=spec(floor=done_floor)), BOS, False)
+def objective() -> CausalObjective:
+    return CausalObjective(Causal(scheduled_sampling=ScheduledSampling(floor=0.2)), BOS, False)
 
 
-@pytest.mark.parametrize("family", ["elman", "lstm", "gru with a mean of memories"])
-def test_a_recurrent_model_learns_as_if_it_drew_while_it_learns(family: str) -> None:
+def test_a_recurrent_model_learns_as_if_it_drew_while_it_learns() -> None:
     """The paper's loop: sample or take the true token, step, add the loss of the next token, all with gradients."""
     own, examples = objective(), rows(3, T + 1)
-    batch = own.collate(examples, 0.6)
-    one, two = (tiny.model(**FAMILIES[family]) for _ in range(2))
+    batch: Any = own.collate(examples, 0.6)
+    one, two = (tiny.model(**FAMILIES["gru with a mean of memories"]) for _ in range(2))
     loss = own.loss(one, batch)
-    loss.total.backward()
+    torch.autograd.backward(loss.total)
 
     state, total = two.initial_state(batch), torch.zeros((), dtype=torch.float64)
     logits_BV = torch.zeros(3, VOCAB)
@@ -199,14 +186,14 @@ def test_a_recurrent_model_learns_as_if_it_drew_while_it_learns(family: str) -> 
         hidden, state = two.forward_incremental(token_B[:, None], state)
         logits_BV = two.logits(hidden[:, 0])
         total = total + torch.nn.functional.cross_entropy(logits_BV, batch.targets_BT[:, t], reduction="sum")
-    total.backward()
+    torch.autograd.backward(total)
     assert float(loss.total.detach()) == pytest.approx(float(total.detach()), rel=1e-9)
     for p, q in zip(one.parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-8, atol=1e-10)
 
 
 def test_pairs_learn_from_their_own_tokens_and_are_scored_by_the_true_ones() -> None:
-    sampled = Seq2Seq(kind="seq2seq", scheduled_sampling=spec())
+    sampled = Seq2Seq(kind="seq2seq", scheduled_sampling=ScheduledSampling())
     own = Seq2SeqObjective(sampled, VOCABULARY, False)
     plain_one = Seq2SeqObjective(Seq2Seq(kind="seq2seq"), VOCABULARY, False)
     model = tiny.model(**FAMILIES["luong"], vocab_size=VOCABULARY.size)
@@ -254,5 +241,5 @@ def test_under_autocast_all_weights_have_gradients(family: str, monkeypatch: pyt
     own = objective()
     with torch.autocast("cpu", torch.bfloat16):
         total = own.loss(model, own.collate(rows(3, T + 1), 0.7)).total
-    total.backward()
+    torch.autograd.backward(total)
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []

@@ -65,9 +65,8 @@ def test_targets_end_as_asked(end: str, tail: list[int]) -> None:
     assert {len(target) for _, target in rows} == {own._source_and_target_lengths(length)[1]}
 
 
-@pytest.mark.parametrize("rate", [0.15, 0.3, 0.5])
-@pytest.mark.parametrize("end", ["sentinel", "eos", "both"])
-def test_source_and_target_that_share_a_row_fill_it(end: str, rate: float) -> None:
+@pytest.mark.parametrize(("rate", "end"), [(0.15, "sentinel"), (0.3, "eos"), (0.5, "both")])
+def test_source_and_target_that_share_a_row_fill_it(rate: float, end: str) -> None:
     """One token more would exceed the context."""
     spec = SpanCorruption.model_validate({"kind": "span-corruption", "rate": rate, "end": end})
     for context in range(12, 60):
@@ -106,7 +105,7 @@ def test_every_way_to_cut_is_alike() -> None:
 def test_the_loss_is_on_what_follows_the_prefix(n: int, seed: int, form: str, fixed: bool) -> None:
     tokens = text(n, seed)
     own = prefix(form, fraction=0.5 if fixed else None)
-    batch = own.collate([example(tokens, seed)])
+    batch: Any = own.collate([example(tokens, seed)])
     targets = batch.targets_BT[0].tolist()
     if form == "prefix":
         split = int(batch.prefix_B[0])
@@ -169,8 +168,7 @@ def test_targets_are_predicted_token_by_token_from_their_sources(form: str, smoo
         assert float(own.score(model, own.collate(examples)).total.detach()) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("family", ["transformer", "lstm", "lstm with a memory"])
+@pytest.mark.parametrize(("family", "smoothing"), [("transformer", 0.1), ("lstm with a memory", 0.0)])
 def test_a_decoder_predicts_answers_as_it_decodes_them(family: str, smoothing: float) -> None:
     """Each target given all before it in its row; of two rows some tokens of the source are learnt, as answers are."""
     own = Seq2SeqObjective(Seq2Seq(kind="seq2seq", label_smoothing=smoothing), VOCABULARY, False, is_causal=True)

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.model import LanguageModel
 from lmtool.model.lora import add_adapters_and_freeze_
-from lmtool.objective import Example, Objective, cross_entropy, scheduled
+from lmtool.objective import Example, cross_entropy, scheduled
 from lmtool.objective.distillation import DistillationObjective
 from lmtool.recipe.spec.training import Distillation, Lora
 from tests.support import tiny
@@ -90,7 +89,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[int], Example]]
 }
 
 
-def setting(case: str) -> tuple[LanguageModel, Objective]:
+def setting(case: str) -> tuple[Any, Any]:
     of, spec, _ = CASES[case]
     model, objective = built(of, spec)
     if case.startswith("adapters"):

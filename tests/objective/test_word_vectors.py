@@ -1,5 +1,7 @@
 """CBOW, GloVe and PPMI against loops: what they count, their losses and vectors."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -28,18 +30,18 @@ documents = st.lists(
 )
 
 
-def objective(kind, **keys):
+def objective(kind: str, **keys: Any) -> Any:
     recipe = {"model": {"kind": MODELS[kind]}, "training": {"steps": 1, "batch_size": 1}}
     return build_objective(Recipe.model_validate(recipe | {"objective": {"kind": kind, **keys}}), VOCABULARY)
 
 
-def example(tokens, seed=0):
-    return Example(np.array(tokens, dtype=np.int64), np.random.Generator(np.random.PCG64(seed)))
+def example(tokens: list[int]) -> Example:
+    return Example(np.array(tokens, dtype=np.int64), np.random.Generator(np.random.PCG64(0)))
 
 
 @settings(max_examples=30, deadline=None)
 @given(rows=documents, window=st.integers(1, 4), parts=st.integers(1, 4))
-def test_pairs_are_counted_within_windows_and_documents(rows, window, parts):
+def test_pairs_are_counted_within_windows_and_documents(rows: list[list[int]], window: int, parts: int) -> None:
     """In any parts of the text; special tokens keep their place and are in no pair."""
     model = counted(rows, window, parts=parts)
     found = {divmod(key, V): x for key, x in zip(model.keys_P.tolist(), model.sums_P.tolist(), strict=True)}
@@ -49,23 +51,24 @@ def test_pairs_are_counted_within_windows_and_documents(rows, window, parts):
 
 @settings(max_examples=examples(15, 30), deadline=None)
 @given(rows=documents, window=st.integers(1, 4))
-def test_glove_counts_by_distance_and_reads_every_pair_once_an_epoch(rows, window):
+def test_glove_counts_by_distance_and_reads_every_pair_once_an_epoch(rows: list[list[int]], window: int) -> None:
     expected = reference.cooccurrences(rows, WORDS, window, by_distance=True)
     if not expected:
         return
-    text = Windows(MemoryStore(rows), TextCutSettings("stream", 1, 1), 1)
+    store: Any = MemoryStore(rows)
+    text = Windows(store, TextCutSettings("stream", 1, 1), 1)
     pairs = CooccurrenceExamples(text, np.isin(np.arange(V), [*WORDS]), window, 1, seed=3)
     assert pairs.examples_per_epoch == len(expected)
-    epochs = [
-        [(int(one.tokens[0]), int(one.second[0]), float(one.label[0])) for one in pairs.read(part)]
-        for part in (np.arange(len(expected)), np.arange(len(expected), 2 * len(expected)))
-    ]
+    epochs: list[Any] = []
+    for start in (0, len(expected)):
+        every: list[Any] = pairs.read(np.arange(start, start + len(expected)))
+        epochs.append([(int(one.tokens[0]), int(one.second[0]), float(one.label[0])) for one in every])
     for epoch in epochs:
         assert {(i, j): x for i, j, x in epoch} == pytest.approx(expected)
     assert pairs.read(np.array([1]))[0].tokens == epochs[0][1 % len(expected)][0]
 
 
-def test_vectors_are_factors_of_positive_pmi():
+def test_vectors_are_factors_of_positive_pmi() -> None:
     """Of full rank their products are PPMI, of a lower rank the nearest matrix of that rank."""
     model = counted(TEXT, 2)
     expected = reference.ppmi(reference.cooccurrences(TEXT, WORDS, 2, by_distance=False), V)
@@ -75,11 +78,12 @@ def test_vectors_are_factors_of_positive_pmi():
     assert model.words_VD.shape == (V, 6)
     wide = PpmiModel(Ppmi(kind="ppmi", d_model=30, window=2), V)
     wide.counts_V[SPECIALS:] = 1
-    wide.partial_fit_([Windows(MemoryStore(TEXT), TextCutSettings("stream", 1, 1), 1).read_span(0, 21, 2)], 21)
+    store: Any = MemoryStore(TEXT)
+    wide.partial_fit_([Windows(store, TextCutSettings("stream", 1, 1), 1).read_span(0, 21, 2)], 21)
     np.testing.assert_allclose((wide.words_VD @ wide.contexts_VD.T).numpy(), expected, atol=1e-5)
 
 
-def test_a_large_matrix_has_the_factors_of_a_small_one(monkeypatch):
+def test_a_large_matrix_has_the_factors_of_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     dense = np.maximum(0, rng.normal(size=(60, 60)))
     rows, columns = dense.nonzero()
@@ -90,7 +94,7 @@ def test_a_large_matrix_has_the_factors_of_a_small_one(monkeypatch):
         np.testing.assert_allclose(one, other, atol=1e-8)
 
 
-def test_context_words_have_the_probability_of_the_factors():
+def test_context_words_have_the_probability_of_the_factors() -> None:
     model = counted(TEXT, 2)
     log_p = model.token_log_probs(model(Batch(torch.tensor([[8]]))).hidden_BTD, torch.tensor([[9]]))
     counts = reference.cooccurrences(TEXT, WORDS, 2, by_distance=False)
@@ -99,7 +103,7 @@ def test_context_words_have_the_probability_of_the_factors():
     assert float(log_p) == pytest.approx(scores[9] - np.log(np.exp(scores).sum()), abs=1e-5)
 
 
-def test_glove_is_weighted_least_squares_of_logarithms():
+def test_glove_is_weighted_least_squares_of_logarithms() -> None:
     model = randomised(GloveModel(Glove(kind="glove", d_model=5), V))
     pairs = [(7, 8, 0.5), (9, 7, 250.0), (8, 8, 99.0), (12, 9, 3.0)]
     words, contexts, counts = (np.array(column) for column in zip(*pairs, strict=True))
@@ -117,7 +121,7 @@ def test_glove_is_weighted_least_squares_of_logarithms():
 
 
 @pytest.mark.parametrize("kind", ["glove", "cooccurrence"])
-def test_both_are_evaluated_by_the_softmax_over_context_words(kind):
+def test_both_are_evaluated_by_the_softmax_over_context_words(kind: str) -> None:
     model = counted(TEXT, 5).double() if kind == "cooccurrence" else randomised(GloveModel(Glove(kind="glove"), V))
     spec = objective(kind)
     batch = spec.collate_for_scoring([(np.array([BOS, 7, 8, 9, EOS]), 1)])
@@ -131,8 +135,8 @@ def test_both_are_evaluated_by_the_softmax_over_context_words(kind):
 
 
 @pytest.mark.parametrize("negatives", [0, 2])
-def test_cbow_predicts_a_word_from_the_mean_of_its_context(negatives):
-    model = randomised(build(SkipGram(kind="skipgram", d_model=5), V))
+def test_cbow_predicts_a_word_from_the_mean_of_its_context(negatives: int) -> None:
+    model: Any = randomised(build(SkipGram(kind="skipgram", d_model=5), V))
     spec = objective("cbow", negatives=negatives, subsample=0.0, window=2)
     batch = spec.collate([example([BOS, 7, 8, UNK, 9, 7, EOS, BOS, 12, EOS])])
     loss = spec.loss(model, batch)

@@ -1,12 +1,15 @@
 """A server in this process, and runs that are small enough to serve."""
 
 import asyncio
+import gc
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import openai
@@ -48,7 +51,9 @@ def served(run: str, serving: ServerConfig | None = None) -> Iterator[Served]:
     found = open_listener("127.0.0.1", 0)
 
     async def answer() -> None:
-        async with running_server(guard, scheduler, found):
+        async with AsyncExitStack() as stack:
+            with patch.object(gc, "collect"):  # of all that the tests hold, which takes longer than most of them
+                await stack.enter_async_context(running_server(guard, scheduler, found))
             listening.set()
             await ending.wait()
 
@@ -67,3 +72,13 @@ def samples(text: str) -> dict[str, float]:
     """The samples of the text format of Prometheus."""
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def until(is_so: Callable[[], bool]) -> bool:
+    """Whether something becomes true within 20 seconds; a connection that is refused meanwhile is not."""
+    for _ in range(1000):
+        with suppress(httpx.TransportError):
+            if is_so():
+                return True
+        time.sleep(0.02)
+    return False

@@ -9,7 +9,8 @@ import openai
 import pytest
 import torch
 
-from lmtool.apps.search.index import Entry, Index, add_or_replace_texts
+from lmtool.apps.search.entries import Entry
+from lmtool.apps.search.index import Index, add_or_replace_texts
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.data.stdin import temporary_table_file
@@ -26,11 +27,7 @@ PROMPT = "Who saw the"
 PENALTIES = {"frequency_penalty": 1.5, "presence_penalty": -0.5}
 
 
-def alone(server: Served, prompt: str, settings: SamplingParams, **options: Any) -> list[str]:
-    return server.generator.complete(prompt, settings, **options)
-
-
-def test_the_model_is_listed(client: openai.OpenAI, server: Served, name: str) -> None:
+def test_the_model_is_listed(client: Any, server: Served, name: str) -> None:
     assert name == server.generator.loaded.run_path.name
     assert client.models.retrieve(name).id == name
     assert client.models.retrieve(name).model_extra["embeds"] == "mean"
@@ -39,23 +36,16 @@ def test_the_model_is_listed(client: openai.OpenAI, server: Served, name: str) -
     assert refused.value.code == "model_not_found"
 
 
-def test_a_completion_is_that_of_generate(client: openai.OpenAI, server: Served, name: str) -> None:
-    answer = client.completions.create(model=name, prompt=PROMPT, max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
-    settings = SamplingParams(seed=5, temperature=0.7, top_p=0.9, max_new_tokens=20)
-    assert [answer.choices[0].text] == alone(server, PROMPT, settings)
-    ids = server.generator.loaded.prompt_format.make_prompt(PROMPT).tokens
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len(ids)
-    again = client.completions.create(model=name, prompt=list(ids), max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
-    assert again.choices[0].text == answer.choices[0].text
-
-
-def test_several_prompts_and_samples(client: openai.OpenAI, server: Served, name: str) -> None:
+def test_completions_are_those_of_generate(client: Any, server: Served, name: str) -> None:
     prompts = [PROMPT, "yes", PROMPT]
-    answer = client.completions.create(model=name, prompt=prompts, n=2, max_tokens=8, seed=3, temperature=1.2)
-    settings = SamplingParams(seed=3, temperature=1.2, max_new_tokens=8)
-    assert [choice.index for choice in answer.choices] == list(range(6))
-    assert [choice.text for choice in answer.choices] == server.generator.complete(prompts, settings, n=2)
+    ids = [[*server.generator.loaded.prompt_format.make_prompt(prompt).tokens] for prompt in prompts]
+    settings = {"seed": 3, "temperature": 1.2, "top_p": 0.9}
+    for prompt in (prompts, ids):
+        answer = client.completions.create(model=name, prompt=prompt, n=2, max_tokens=8, **settings)
+        assert [choice.index for choice in answer.choices] == list(range(6))
+        expected = server.generator.complete(prompts, SamplingParams(**settings, max_new_tokens=8), n=2)  # type: ignore[arg-type]
+        assert [choice.text for choice in answer.choices] == expected
+        assert answer.usage.prompt_tokens == sum(map(len, ids))
 
 
 @pytest.mark.parametrize(
@@ -67,16 +57,16 @@ def test_several_prompts_and_samples(client: openai.OpenAI, server: Served, name
     ],
 )
 def test_fields_of_a_completion_are_settings_of_generate(
-    client: openai.OpenAI, server: Served, asked: Any, settings: Any, stop: tuple[str, ...]
+    client: Any, server: Served, asked: Any, settings: Any, stop: tuple[str, ...]
 ) -> None:
-    plain: Any = {"model": None, "prompt": PROMPT, "max_tokens": 60, "seed": 1}
+    plain = {"model": None, "prompt": PROMPT, "max_tokens": 60, "seed": 1}
     text = client.completions.create(**plain, **asked).choices[0].text
     expected = SamplingParams(seed=1, temperature=1.0, max_new_tokens=60, **settings)
-    assert [text] == alone(server, PROMPT, expected, stop=stop)
+    assert [text] == server.generator.complete(PROMPT, expected, stop=stop)
     assert text != client.completions.create(**plain).choices[0].text
 
 
-def test_a_stream_is_the_same_text(client: openai.OpenAI, name: str) -> None:
+def test_a_stream_is_the_same_text(client: Any, name: str) -> None:
     asked = {"model": name, "prompt": PROMPT, "max_tokens": 20, "seed": 9, "n": 2, "echo": True}
     whole = client.completions.create(**asked)
     texts, usage, reasons = ["", ""], None, {}
@@ -91,13 +81,10 @@ def test_a_stream_is_the_same_text(client: openai.OpenAI, name: str) -> None:
     assert usage == whole.usage
 
 
-def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, server: Served, name: str) -> None:
-    asked: Any = {"model": name, "prompt": PROMPT, "echo": True, "logprobs": 3, "seed": 2}
+def test_log_probabilities_are_those_of_the_model(client: Any, server: Served, name: str) -> None:
+    asked = {"model": name, "prompt": PROMPT, "echo": True, "logprobs": 3, "seed": 2}
     answer = client.completions.create(**asked, max_tokens=5, temperature=0.5)
     found = answer.choices[0].logprobs
-    assert found is not None
-    assert found.token_logprobs is not None
-    assert found.top_logprobs is not None
     loaded = load_run(str(server.generator.loaded.run_path), CPU)
     [completion] = server.generator.completions(PROMPT, SamplingParams(seed=2, temperature=0.5, max_new_tokens=5))
     prompt = loaded.prompt_format.make_prompt(PROMPT).tokens
@@ -111,40 +98,33 @@ def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, server:
         assert sorted(own.values()) == pytest.approx(sorted(best.tolist()), abs=1e-4)
     only = client.completions.create(**asked, max_tokens=0).choices[0]
     assert only.text == PROMPT
-    assert only.logprobs is not None
     assert only.logprobs.token_logprobs == found.token_logprobs[: len(prompt)]
     # one more token is one more, also where it ends the text: lm-eval leaves out the last one
     end = {str(loaded.tokenizer.eos_id): 100}
     ended = client.completions.create(**asked, max_tokens=1, logit_bias=end).choices[0]
     assert (ended.text, ended.finish_reason) == (PROMPT, "stop")
-    assert ended.logprobs is not None
-    assert ended.logprobs.token_logprobs is not None
     assert ended.logprobs.token_logprobs[:-1] == pytest.approx(found.token_logprobs[: len(prompt)], abs=1e-4)
 
 
-@pytest.mark.parametrize("streams", [False, True])
-def test_an_answer_is_that_of_chat(client: openai.OpenAI, server: Served, name: str, streams: bool) -> None:
+def test_an_answer_is_that_of_chat(client: Any, server: Served, name: str) -> None:
+    """Whole and streamed."""
     messages: Any = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Who saw the ball?"}]
     conversation = Conversation(server.generator, SamplingParams(seed=4, temperature=1.0, max_new_tokens=12))
     expected = "".join(conversation.stream_reply(messages))
-    asked: Any = {"model": name, "messages": messages, "seed": 4, "max_completion_tokens": 12}
-    asked |= {"logprobs": True, "top_logprobs": 2}
-    if streams:
-        choices = [event.choices[0] for event in client.chat.completions.create(**asked, stream=True)]
-        text = "".join(choice.delta.content or "" for choice in choices)
-        tokens = [token for choice in choices if choice.logprobs for token in choice.logprobs.content or ()]
-        assert choices[0].delta.role == "assistant"
-    else:
-        choice = client.chat.completions.create(**asked).choices[0]
-        text, tokens = choice.message.content or "", choice.logprobs.content or []
-    assert text == expected
-    assert tokens
+    asked = {"model": name, "messages": messages, "seed": 4, "max_completion_tokens": 12, "logprobs": True}
+    choice = client.chat.completions.create(**asked, top_logprobs=2).choices[0]
+    events = client.chat.completions.create(**asked, top_logprobs=2, stream=True)
+    choices = [event.choices[0] for event in events]
+    assert choice.message.content == "".join(one.delta.content or "" for one in choices) == expected
+    assert choices[0].delta.role == "assistant"
+    tokens = [token for one in choices if one.logprobs for token in one.logprobs.content or ()]
+    assert [one.token for one in tokens] == [one.token for one in choice.logprobs.content] != []
     for token in tokens:
         assert len(token.top_logprobs) == 2
         assert token.logprob <= max(one.logprob for one in token.top_logprobs) + 1e-6
 
 
-def test_embeddings_are_those_of_embed(client: openai.OpenAI, server: Served, name: str) -> None:
+def test_embeddings_are_those_of_embed(client: Any, server: Served, name: str) -> None:
     texts = ["Tom saw it", "yes", "yes it is"] * 5
     expected = [one.vectors[0] for one in embed(server.generator.loaded, texts, -1, "own")]
     found = client.embeddings.create(model=name, input=texts)  # which asks for base64
@@ -166,8 +146,9 @@ def test_a_search_finds_what_lmtool_search_does(talker: str, server: Served, tmp
             assert [tuple(hit.values())[:3] for hit in one["hits"]] == [hit[:3] for hit in hits]
             assert [hit["score"] for hit in one["hits"]] == pytest.approx([hit.score for hit in hits], abs=1e-5)
         assert len(http.post("/search", json={"input": "yes"}).json()["data"][0]["hits"]) == 5
-        for wrong in ({"k": 0}, {"k": 1001}, {"index": "/etc"}, {"input": []}):
-            assert http.post("/search", json={"input": "a", **wrong}).status_code == 400
+        wrong: list[dict[str, Any]] = [{"k": 0}, {"k": 1001}, {"index": "/etc"}, {"input": []}]
+        for one in wrong:
+            assert http.post("/search", json={"input": "a", **one}).status_code == 400
     with server.http() as http:
         assert http.post("/search", json={"input": "yes"}).status_code == 404
 
@@ -191,13 +172,15 @@ def test_classes_are_those_of_predict(classifier: str) -> None:
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SamplingFilters)])
-def test_every_sampling_filter_is_a_field_of_requests(server: Served, client: openai.OpenAI, name: str) -> None:
+def test_every_sampling_filter_is_a_field_of_requests(server: Served, client: Any, name: str) -> None:
     value: float = 1 if name == "top_k" else 0.9 if name == "min_p" else 0.01
-    given = {"seed": 5, "temperature": 1.5} | {name: value}
+    given: dict[str, Any] = {"seed": 5, "temperature": 1.5} | {name: value}
     answer = client.completions.create(model=None, prompt=PROMPT, max_tokens=20, extra_body=given)
     [completion] = server.generator.completions(PROMPT, SamplingParams(**given, max_new_tokens=20))
     assert answer.choices[0].text == completion.text
-    assert [completion.text] != alone(server, PROMPT, SamplingParams(seed=5, temperature=1.5, max_new_tokens=20))
+    assert [completion.text] != server.generator.complete(
+        PROMPT, SamplingParams(seed=5, temperature=1.5, max_new_tokens=20)
+    )
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model=None, prompt=PROMPT, extra_body={name: -1})
     assert refused.value.param == name
@@ -220,49 +203,39 @@ def test_every_sampling_filter_is_a_field_of_requests(server: Served, client: op
         ({"extra_body": {"run": "/etc/passwd"}}, "run"),
     ],
 )
-def test_wrong_requests_are_told_what_is_wrong(client: openai.OpenAI, asked: Any, param: str) -> None:
+def test_wrong_requests_are_told_what_is_wrong(client: Any, asked: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(**{"model": None, "prompt": "a", **asked})
     assert refused.value.param == param
     assert refused.value.type == "invalid_request_error"
 
 
-def test_fields_on_which_no_answer_depends_change_none(client: openai.OpenAI) -> None:
+def test_fields_on_which_no_answer_depends_change_none(client: Any) -> None:
     asked: Any = {"model": None, "seed": 3, "max_tokens": 9, "messages": [{"role": "user", "content": "the cat"}]}
     plain = client.chat.completions.create(**asked)
-    more = client.chat.completions.create(
-        **asked,
-        user="u",
-        safety_identifier="s",
-        service_tier="flex",
-        prompt_cache_key="k",
-        metadata={"a": "b"},
-        store=True,
-        parallel_tool_calls=True,
-        modalities=["text"],
-        verbosity="medium",
-        prediction={"type": "content", "content": "the dog"},
-        frequency_penalty=0,
-        extra_body={"functions": None, "web_search_options": None},
-    )
+    ignored: dict[str, Any] = {
+        "user": "u",
+        "safety_identifier": "s",
+        "service_tier": "flex",
+        "prompt_cache_key": "k",
+        "store": True,
+    }
+    ignored |= {"metadata": {"a": "b"}, "parallel_tool_calls": True, "modalities": ["text"], "verbosity": "medium"}
+    ignored |= {"prediction": {"type": "content", "content": "the dog"}, "frequency_penalty": 0}
+    nulls = {"functions": None, "web_search_options": None}
+    more = client.chat.completions.create(**asked, **ignored, extra_body=nulls)
     assert more.choices[0].message == plain.choices[0].message
     told = {"role": "assistant", "content": "a cat", "refusal": None, "audio": None, "function_call": None}
     messages = [*asked["messages"], told, {"role": "user", "content": "why?"}]
     assert client.chat.completions.create(**asked | {"messages": messages}).choices
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("modalities", ["audio"]),
-        ("verbosity", "low"),
-        ("reasoning_effort", "high"),
-        ("web_search_options", {}),
-        ("functions", []),
-    ],
-)
-def test_fields_that_would_change_an_answer_are_refused_by_name(client: openai.OpenAI, name: str, value: Any) -> None:
-    asked: Any = {"model": None, "messages": [{"role": "user", "content": "the cat"}], "extra_body": {name: value}}
+CHANGING = {"modalities": ["audio"], "verbosity": "low", "reasoning_effort": "high", "functions": []}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_fields_that_would_change_an_answer_are_refused_by_name(client: Any, name: str) -> None:
+    asked = {"model": None, "messages": [{"role": "user", "content": "the cat"}], "extra_body": {name: CHANGING[name]}}
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**asked)
     assert refused.value.param == name

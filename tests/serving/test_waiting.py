@@ -24,10 +24,7 @@ from lmtool.tokenization.tokenizer import Tokenizer
 from tests.serving.harness import Served, served
 
 WORK: list[tuple[Any, str]] = [
-    (Tokenizer, "encode"),
-    (Tokenizer, "encode_many"),
-    (Tokenizer, "encode_with_offsets"),
-    (Tokenizer, "display_token"),
+    *((Tokenizer, name) for name in ("encode", "encode_many", "encode_with_offsets", "display_token")),
     (engine, "request_key"),
     (protocol, "parse_body"),
     (response_builder, "encode_json_list"),
@@ -90,9 +87,7 @@ def test_work_is_done_beside_the_event_loop_and_the_model(
     path, asked, kinds = REQUESTS[name]
     with server.http() as client:
         assert client.post(path, json=asked).status_code in (200, 400)
-    assert {kind: where.get(kind) for kind in ("parse_body", *kinds)} == {
-        kind: {"beside"} for kind in ("parse_body", *kinds)
-    }
+    assert {"parse_body", *kinds} <= where.keys()
     assert all(threads == {"beside"} for threads in where.values())
 
 
@@ -141,7 +136,6 @@ MANY_VALUES = {
     "lists": b'{"prompt": [' + b"[1]," * MAX_VALUES + b"[1]]}",
     "numbers": b'{"prompt": [' + b"1," * 2 * MAX_VALUES + b"1]}",
     "fields": b"{" + b",".join(b'"%d":1' % i for i in range(MAX_VALUES)) + b"}",
-    "objects": b'{"input": [' + b"{}," * MAX_VALUES + b"{}]}",
     "strings": b'{"messages": [' + b'"",' * MAX_VALUES + b'""]}',
 }
 
@@ -156,19 +150,15 @@ def test_a_body_of_too_many_values_is_not_read(server: Served, body: bytes, monk
             assert f"more than {MAX_VALUES} values".encode() in answer.content
 
 
-def test_commas_and_brackets_in_texts_are_no_values(server: Served) -> None:
+def test_commas_and_brackets_in_texts_are_no_values_and_many_wrong_fields_are_counted(server: Served) -> None:
     with server.http() as client:
         for text in ('[{,"\\' * (MAX_VALUES // 2), "{" * MAX_VALUES * 2):
             answer = client.post("/v1/completions", json={"prompt": text})
             assert answer.status_code == 400
             assert answer.json()["error"]["code"] == "context_length_exceeded"
-
-
-def test_many_fields_at_fault_are_not_listed_one_by_one(server: Served) -> None:
-    with server.http() as client:
-        answer = client.post("/v1/completions", json={f"field {i}": 1 for i in range(5000)})
-    assert answer.status_code == 400
-    assert "5000" in answer.json()["error"]["message"]
+        many = client.post("/v1/completions", json={f"field {i}": 1 for i in range(5000)})
+    assert many.status_code == 400
+    assert "5000" in many.json()["error"]["message"], "they are not listed one by one"
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/classify"])
@@ -179,7 +169,7 @@ def test_no_computation_of_a_text_is_long(
     steps: list[int] = []
     compute = Scheduler.run_between_steps
 
-    async def counted(self: Scheduler, call: Callable[[], Any]) -> Any:
+    async def counted(self: Scheduler, call: Any) -> Any:
         steps.append(sum(len(row.tokens) for row in call.args[0]))
         return await compute(self, call)
 
@@ -217,7 +207,7 @@ def test_a_backlog_of_one_stream_leaves_others_their_turn(server: Served) -> Non
     """Tokens that wait for a reader are not handed over in one go."""
 
     async def read() -> list[int]:
-        scheduler, turns, at = server.scheduler, 0, []
+        scheduler, turns, at = server.scheduler, 0, list[int]()
         prompt_format = server.generator.loaded.prompt_format
 
         async def count() -> None:

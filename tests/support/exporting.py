@@ -91,10 +91,10 @@ def ours(loaded: LoadedModel, inputs: Any) -> Tensor:
             return scores * float(getattr(spec, "scale", None) or 1.0) + float(getattr(spec, "center", None) or 0.0)
         if isinstance(lm, Tagger | SpanReader):
             return TokenHeadModel.run_head(lm, batch).scores[keep_BT]
-        hidden_BTD = lm(batch).hidden_BTD
+        hidden_BTD: Tensor = lm(batch).hidden_BTD
         if spec.kind == "embedding":
             return hidden_BTD[keep_BT]
-        logits = lm.logits(hidden_BTD)[keep_BT]
+        logits: Tensor = lm.logits(hidden_BTD)[keep_BT]
         if getattr(loaded.recipe.model, "next_sentence_head", False):
             return torch.cat((logits.flatten(), lm.next_sentence_logits(hidden_BTD).flatten()))  # type: ignore[operator]
         return logits

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from lmtool.model import LanguageModel, add_objective_head, build
-from lmtool.objective import Objective, VocabularyInfo
+from lmtool.model import add_objective_head, build
+from lmtool.objective import VocabularyInfo
 from lmtool.objective import build_objective_for_vocabulary as build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from tests.support.vocabularies import COUNTED
@@ -15,9 +15,7 @@ HEAD: dict[str, Any] = {"kind": "classification", "task": "class", "labels": ["a
 LABELS = {"labels_B": torch.tensor([0, 1, 1])}
 
 
-def built(
-    model: dict[str, Any], objective: dict[str, Any], vocabulary: VocabularyInfo = COUNTED
-) -> tuple[LanguageModel, Objective]:
+def built(model: dict[str, Any], objective: dict[str, Any], vocabulary: VocabularyInfo = COUNTED) -> tuple[Any, Any]:
     """The model with its initial weights and the head of the objective, in double precision; and the objective."""
     recipe = Recipe.model_validate(
         {
