@@ -56,6 +56,22 @@ def test_beam_search_equals_the_plain_reference(settings: SamplingParams) -> Non
     assert any(len(tokens) < 8 for texts in found for _, tokens in texts)
 
 
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 3.0])
+def test_a_wide_beam_is_an_exhaustive_search(length_penalty: float) -> None:
+    model = HistoryModel(vocab_size=4)
+    settings = SamplingParams("beam", num_beams=500, num_return=50, length_penalty=length_penalty, max_new_tokens=4)
+    found = search(model, [[1], [2, 3]], settings, end_ids={0})
+    for prompt, texts in zip([[1], [2, 3]], found, strict=True):
+        expected = reference.all_texts(
+            lambda ids: model.logits_after(ids).tolist(),
+            prompt,
+            max_new_tokens=4,
+            length_penalty=length_penalty,
+            end_ids={0},
+        )
+        assert_equal(texts, expected[:50])
+
+
 @pytest.mark.parametrize("context", [1, 7])
 def test_beams_slide_as_other_texts_do(context: int) -> None:
     """All hypotheses of a beam have one length, so the window of the reference is a function of that."""

@@ -277,6 +277,25 @@ def beam_search(
     return sorted((f for group in finished for f in group), key=lambda f: -f[0])
 
 
+def all_texts(
+    logits_after: LogitsAfter, prompt: Ids, *, max_new_tokens: int, length_penalty: float, end_ids: Collection[int]
+) -> Hypotheses:
+    """(score, tokens) of every text that there is, best first."""
+    found: Hypotheses = []
+    live: Hypotheses = [(0.0, [])]
+    for n in range(1, max_new_tokens + 1):
+        longer: Hypotheses = []
+        for total, tokens in live:
+            own = log_softmax(logits_after([*prompt, *tokens]))
+            for token, s in enumerate(own):
+                is_end = token in end_ids or n == max_new_tokens
+                text = (total + s, [*tokens, token])
+                (found if is_end else longer).append(text)
+        live = longer
+    ranked = [(total / len(tokens) ** length_penalty, tokens) for total, tokens in found]
+    return sorted(ranked, key=lambda f: -f[0])
+
+
 def mask_predict(
     logits_of: Callable[[list[int]], Sequence[Sequence[float]]],
     ids: Ids,

@@ -4,8 +4,10 @@ import json
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,14 @@ from lmtool.recipe.spec.text import (
     BpeTokenizer,
     CharTokenizer,
     TrainedTokenizerSpecBase,
+    WordPieceTokenizer,
     WordTokenizer,
 )
 from lmtool.tokenization.chat import ChatFormat, Message
 from lmtool.tokenization.encoder import LONG_TEXT_CHARACTERS
 from lmtool.tokenization.inner import SPECIAL_TOKENS
 from lmtool.tokenization.tokenizer import Tokenizer, replace_surrogates
+from tests.reference import tokenizers as reference
 from tests.support.errors import refuses
 from tests.support.texts import HOSTILE, prose
 from tests.support.tokenizers import BPE, SPECS, TOKENIZERS
@@ -149,6 +153,52 @@ def test_word_vocabulary_holds_the_most_frequent_words() -> None:
     words = Tokenizer.train(WordTokenizer(kind="word", vocab_size=10), ["b b b a a a a c c d"])
     assert [words.display_token(i) for i in range(7, 10)] == ["a", "b", "c"]
     assert words.encode("a d") == [7, words.unk_id]
+
+
+ASCII = st.text("aaabbcde \n.,'1", min_size=1, max_size=60)
+"""Texts with repeated letters, and all kinds of borders of words."""
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(ASCII, min_size=3, max_size=6))
+def test_bpe_merges_a_most_frequent_pair_within_words_at_each_step(texts: list[str]) -> None:
+    """Which of equally frequent pairs comes first is the library's choice, so its merges are counted one by one."""
+    tokenizer = Tokenizer.train(BpeTokenizer(vocab_size=300), texts)
+    words = Counter(tuple(word) for text in texts for word in reference.bpe_words(text))
+
+    def count(pair: reference.Pair | None) -> int:
+        return sum(n * list(pairwise(word)).count(pair) for word, n in words.items() if pair is not None)
+
+    for pair in tokenizer.merges:
+        assert count(pair) == count(reference.most_frequent_pair(words)) >= 2
+        once: Counter[tuple[str, ...]] = Counter()
+        for word, n in words.items():
+            once[reference.merged(word, pair)] += n
+        words = once
+    assert tokenizer.vocab_size == 300 or count(reference.most_frequent_pair(words)) < 2
+
+
+LEARNT = Tokenizer.train(
+    BpeTokenizer(vocab_size=320), ["abba cab, bad bead. 1abc 'd aabb\n" * 3 + "deed cede a, b. " * 2]
+)
+PIECES = Tokenizer.train(
+    WordPieceTokenizer(kind="wordpiece", vocab_size=100), ["abba cabbage bad bead deed cedebad abcabcabc " * 3]
+)
+
+
+@given(ASCII)
+def test_bpe_pieces_are_those_of_all_merges_in_their_order(text: str) -> None:
+    wanted = [piece for word in reference.bpe_words(text) for piece in reference.bpe_pieces(word, LEARNT.merges)]
+    assert [LEARNT.token_name(i) for i in LEARNT.encode(text)] == wanted
+
+
+@given(st.text("abcdegz ", max_size=40) | st.text("ab", min_size=95, max_size=105))
+def test_wordpieces_are_the_longest_matches(text: str) -> None:
+    names = {PIECES.token_name(i) for i in range(PIECES.vocab_size)}
+    assert "z" not in names
+    assert any(len(name) > 3 and name.startswith("##") for name in names)
+    wanted = [piece for word in text.split() for piece in reference.longest_matches(word, names)]
+    assert [PIECES.token_name(i) for i in PIECES.encode(text)] == wanted
 
 
 @pytest.mark.parametrize(("fewest", "learnt"), [(1, {"ab", "cd"}), (2, {"ab"}), (4, set())])
