@@ -31,6 +31,22 @@ def merged(pieces: Sequence[str], pair: Pair) -> tuple[str, ...]:
     return tuple(done)
 
 
+def bpe_merges(counts: Mapping[str, int], n_merges: int) -> list[Pair]:
+    """What is merged, in order; merges never cross the border of a word."""
+    words = [(tuple(word), n) for word, n in counts.items()]
+    merges: list[Pair] = []
+    for _ in range(n_merges):
+        together: dict[tuple[str, ...], int] = {}
+        for pieces, n in words:
+            together[pieces] = together.get(pieces, 0) + n
+        pair = most_frequent_pair(together)
+        if pair is None:
+            break
+        merges.append(pair)
+        words = [(merged(pieces, pair), n) for pieces, n in words]
+    return merges
+
+
 def bpe_pieces(word: str, merges: Sequence[Pair]) -> tuple[str, ...]:
     """A word after all merges, in the order in which they were learnt."""
     pieces = tuple(word)
