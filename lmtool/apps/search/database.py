@@ -101,8 +101,9 @@ def convert_sqlite_errors(folder: Path, *, writes: bool) -> Iterator[None]:
     """Turns SQLite errors into a ResourceError if the system caused them, else into a DataError."""
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where a message quotes what is no text
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    except (sqlite3.Error, MemoryError, UnicodeDecodeError) as error:  # the last where a message quotes what is no text
+        default = sqlite3.SQLITE_NOMEM if isinstance(error, MemoryError) else sqlite3.SQLITE_ERROR
+        code = getattr(error, "sqlite_errorcode", default) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             fix = "wait until it is done, then repeat the command"
             raise ResourceError("another process is changing the index", where=str(folder), fix=fix) from error

@@ -294,3 +294,9 @@ def test_every_error_of_sqlite_has_its_exit_code(tmp_path: Path, writes: bool) -
             database.convert_sqlite_errors(tmp_path, writes=writes),
         ):
             raise error
+
+
+def test_a_journal_that_asks_for_more_memory_than_there_is_is_told_as_that(tmp_path: Path) -> None:
+    """Python raises MemoryError where SQLite has none."""
+    with refuses("resource"), database.convert_sqlite_errors(tmp_path, writes=False):
+        raise MemoryError
