@@ -69,9 +69,11 @@ def test_a_run_goes_on_that_is_far_below_its_baseline(
     assert "--recipe linear" in advice
     assert "--from" not in advice, "which it has begun with"
     assert results("far")["part"] == "validation"
-    for other in (("--seeds", "2"), ("--start-or-resume",)):
-        lmtool.succeeds("finetune", films, *slow[:2], *slow[4:], "--epochs", "1", *other, "-o", f"whole{len(other)}")
-    assert Run.open(Path("whole2/seed-2")).state == Run.open(Path("whole1")).state == "finished"
+    whole = {"seeds/seed-2": "--seeds 2", "resumable": "--start-or-resume", "alone": "-s evaluation.baseline=false"}
+    for path, other in whole.items():
+        output = path.partition("/")[0]
+        lmtool.succeeds("finetune", films, *slow[:2], *slow[4:], "--epochs", "1", *other.split(), "-o", output)
+        assert Run.open(Path(path)).state == "finished"
 
 
 def test_several_seeds_are_several_runs_and_their_spread(lmtool: CommandLine, films: str) -> None:

@@ -92,10 +92,11 @@ def test_draw_never_takes_a_removed_token() -> None:
         assert all(math.isfinite(x) for x in logits_BV.gather(-1, drawn[:, None])[:, 0].tolist())
 
 
-def test_penalties_count_the_new_text_alone() -> None:
-    settings = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
+@pytest.mark.parametrize(("frequency", "presence"), [(0.5, 0.25), (0.5, 0.0), (0.0, 0.25)])
+def test_penalties_count_the_new_text_alone(frequency: float, presence: float) -> None:
+    settings = SamplingParams(frequency_penalty=frequency, presence_penalty=presence)
     logits_BV = filters.apply_logits_processors(torch.zeros(2, 4), settings, [[1, 1, 2, 3, 2], [1, 2]], [3, 0], ())
-    assert logits_BV.tolist() == [[0, 0, -1.25, -0.75], [0, 0, 0, 0]]
+    assert logits_BV.tolist() == [[0, 0, -2 * frequency - presence, -frequency - presence], [0, 0, 0, 0]]
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

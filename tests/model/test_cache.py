@@ -118,6 +118,17 @@ def test_joining_does_not_look_at_what_stands_in_the_padding(family: str) -> Non
     torch.testing.assert_close(one, two, **EXACT)
 
 
+def test_joined_texts_of_one_length_keep_their_padding() -> None:
+    model = model_of("rotary")
+    state = read(model, tiny.tokens(2, 6), [], tiny.start(model, 2, [[1], [1]]))[1]
+    padded = replace(state, padding_B=torch.tensor([2, 0]))
+    for states, wanted in (((padded, padded), [2, 0, 2, 0]), ((state, padded), [0, 0, 2, 0])):
+        joined = DecodeState.join_rows(states)
+        assert joined.padding_B is not None
+        assert joined.padding_B.tolist() == wanted
+    assert DecodeState.join_rows([state, state]).padding_B is None
+
+
 def keeps_lines(state: DecodeState) -> bool:
     return any(isinstance(layer, KeyValueCache | Memory) for layer in state.layers)
 

@@ -31,11 +31,11 @@ PAIRS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 
 
 def a_batch(n: int = 3, T: int = 6) -> Batch:
-    """Rows with targets at some positions; the last row has padding."""
+    """Rows with targets at some positions; the last row has padding behind its only token."""
     tokens_BT, targets_BT = tiny.tokens(n, T, seed=1), tiny.tokens(n, T, seed=2)
     targets_BT[:, 1::3] = IGNORE
     keep_BT = torch.ones(n, T, dtype=torch.bool)
-    keep_BT[-1, T - 2 :] = False
+    keep_BT[-1, 1:] = False
     return Batch(tokens_BT, targets_BT.masked_fill(~keep_BT, IGNORE), keep_BT)
 
 

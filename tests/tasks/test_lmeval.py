@@ -142,7 +142,10 @@ def test_generated_answers_end_where_the_task_says(runs: dict[str, LoadedModel],
     """Filters of sampling are off at the values of Transformers."""
     off = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0} if samples else {}
     folder = write(tmp_path / "t", t=WRITTEN | {"generation_kwargs": WRITTEN["generation_kwargs"] | off})
-    found = benchmarks.evaluate_lm_eval_tasks(runs["decoder"], benchmarks.load_lm_eval_tasks([folder]))
+    told: list[tuple[str, int, int]] = []
+    tasks = benchmarks.load_lm_eval_tasks([folder])
+    found = benchmarks.evaluate_lm_eval_tasks(runs["decoder"], tasks, report=lambda *step: told.append(step))
+    assert told == [("generating", done, len(ROWS)) for done in range(1, len(ROWS) + 1)]
     params = SamplingParams("sample", temperature=1.0) if samples else SamplingParams("greedy")
     params = replace(params, max_new_tokens=6)
     wanted = TextGenerator(runs["decoder"]).complete([row["text"] for row in ROWS], params, stop=(" the",))

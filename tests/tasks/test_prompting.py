@@ -29,5 +29,12 @@ def test_braces_stand_for_columns(tmp_path: Path) -> None:
         PromptTemplate("{{text}}").choose_columns(table, Data())
 
 
+def test_text_stands_for_one_column_alone(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("premise,hypothesis\nit rains,it is wet\n")
+    table = open_table(str(tmp_path / "pairs.csv"))
+    with pytest.raises(UsageError):
+        PromptTemplate("{text}: ").choose_columns(table, Data(), labelled=False)
+
+
 def test_answers_are_named_by_labels_or_stand_in_their_order() -> None:
     assert parse_answers_or_use_labels(["a=b", "c"], ["a=b", "c"]) == {"a=b": "a=b", "c": "c"}

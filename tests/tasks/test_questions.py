@@ -135,7 +135,11 @@ def test_validation_chooses_the_threshold_and_the_recipe_overrules_it() -> None:
 def test_figures_of_questions_with_and_without_answers() -> None:
     task, model = setting()
     rows = task.encode([question(), question(None, row=2), question("Ida", row=3)])
+    task.validate(model, rows)
+    assert np.isfinite(task.threshold)
+    chosen, task.threshold = task.threshold, np.inf
     task.calibrate(model, rows, held_out=True)
+    assert task.threshold == chosen
     results = task.compute_results(model, rows, "test", 2)
     assert results.rows == 3
     parts = results.figures
