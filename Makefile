@@ -33,7 +33,7 @@ help:
 	@echo 'make fuzz         10,000 damaged files for every reader, in at most an hour; FUZZ="--only gguf --seed 1" chooses'
 	@echo 'make test-faults  kills, damage, full disks and other faults, for about twenty-five minutes; docs/runs.md'
 	@echo 'make test-crossings  runs with each pair of features at once, for half an hour or more; CROSSINGS="--seed 2" chooses'
-	@echo 'make mutants      the share of small faults that the fast tests find, for some hours; MUTANTS="--seed 2" chooses'
+	@echo 'make mutants      the share of small faults that the fast tests find, in about half an hour; MUTANTS="--seed 2" chooses'
 	@echo 'make test-versions  fast tests with the lowest and the newest versions of the libraries, by uv; TORCH=FOLDER links PyTorch'
 	@echo 'make release      checks that a tagged version can be published, and builds it into dist/'
 	@echo 'make check        the same as make test'
