@@ -65,6 +65,11 @@ def test_sources_longer_than_the_context_are_refused_or_lose_their_end(model: Hi
     assert cut == collect(generate(model, [Prompt((1,), kept)], GREEDY))
 
 
+def test_a_source_of_which_one_token_fits_keeps_it() -> None:
+    cut = collect(generate(PrefixModel(context=4), [Prompt((1, 2, 3), (4, 5, 6))], GREEDY, overflow="cut"))
+    assert cut == collect(generate(PrefixModel(context=4), [Prompt((1, 2, 3), (4,))], GREEDY))
+
+
 @pytest.mark.parametrize(("overflow", "n"), [("cut", 6), ("slide", 3)])
 def test_a_joined_text_longer_than_the_context_loses_its_beginning(overflow: Overflow, n: int) -> None:
     long = Prompt((9,), (1, 2, 3, 4, 5, 6, 7, 8), joined=True)
