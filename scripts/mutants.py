@@ -131,7 +131,12 @@ def list_changes(node: Any) -> Iterator[tuple[Any, str]]:
             yield node, repr(value + 1)
             yield node, f"({value - 1!r})"
         case ast.Call(func, [first, second, *others], keywords):
-            if ast.Starred not in (type(first), type(second)) and ast.dump(first) != ast.dump(second):
+            is_symmetric = ast.unparse(func) in ("min", "max")
+            if (
+                not is_symmetric
+                and ast.Starred not in (type(first), type(second))
+                and ast.dump(first) != ast.dump(second)
+            ):
                 yield node, ast.unparse(ast.Call(func, [second, first, *others], keywords))
 
 

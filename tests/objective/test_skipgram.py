@@ -43,6 +43,12 @@ def example(tokens: list[int], seed: int = 0) -> Example:
     return Example(np.array(tokens, dtype=np.int64), np.random.Generator(np.random.PCG64(seed)))
 
 
+def test_vectors_begin_within_half_of_one_over_their_width_as_in_word2vec() -> None:
+    for weights in build(SkipGram(kind="skipgram", d_model=8), 500).state_dict().values():
+        if weights.dim() == 2:
+            torch.testing.assert_close(torch.stack(weights.aminmax()), torch.tensor([-1, 1]) / 16, rtol=0.01, atol=0)
+
+
 def pairs_of(batch: Any) -> list[tuple[int, int]]:
     return [
         (int(centre), int(o))

@@ -193,3 +193,10 @@ def test_the_best_checkpoint_is_marked_on_the_curves(tmp_path: Path) -> None:
     for x, y in rings:
         assert any(f"{float(x)},{float(y)}" in points for points in lines)
     assert page_of(run, run).count(">best checkpoints</text>") >= 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit"), [("causal", "token"), ("masked", "token"), ("skip-gram", "pair"), ("classification", "row")]
+)
+def test_losses_are_means_over_what_the_objective_counts(kind: str, unit: str, tmp_path: Path) -> None:
+    assert RunHistory.from_run(make(tmp_path, kind=kind)).loss_unit == unit
