@@ -36,7 +36,7 @@ BUILD = ROOT / "build" / "mutants"
 COVERAGE, DURATIONS = BUILD / "coverage", BUILD / "durations.json"
 ROOMS = ("model", "objective", "generation", "training", "tasks", "runs")
 FAST = "not slow and not system and not gpu and not browser and not real"
-PATIENCE = 600.0
+PATIENCE = 120.0
 """Seconds beyond twenty times their usual duration after which tests count as hanging."""
 MEMORY = 32 * 2**30
 """Bytes of addresses that the tests of a mutant may take, which may ask for any number."""
