@@ -1,5 +1,6 @@
 """Signals to training programs, and two processes that train as one; tests/crossings has more of these."""
 
+import csv
 import os
 import shutil
 import signal
@@ -10,8 +11,10 @@ import pytest
 
 from lmtool.runs.checkpoint import list_checkpoints, open_and_verify_checkpoint
 from lmtool.runs.directory import Run
+from lmtool.runs.load import load_run
+from lmtool.tasks.predict import predict_table_lazily
 from tests.support.processes import TOGETHER, rank
-from tests.support.training import Work, after, ended, lasting, metrics, warnings_in, write_table
+from tests.support.training import Work, after, ended, lasting, metrics, warnings_in, words, write_table
 from tests.training.programs import FORKED, LMTOOL, TORCHRUN, output, pretraining, saved, start, wait_until
 
 pytestmark = pytest.mark.system
@@ -69,6 +72,21 @@ def test_two_processes(work: Work) -> None:
         assert open_and_verify_checkpoint(path).step == at
     assert Run.open(work.run()).state == "stopped"
     assert ended(work.resume(f"training.steps={left[-1][0] + 2}")).reason == "finished"
+
+
+def test_two_processes_answer_the_rows_of_a_table_as_one_does(work: Work) -> None:
+    """And one of them writes the answers."""
+    table = write_table(work.folder / "table.csv", (f"the cat {words(1 + i % 7, i)},{'ab'[i % 2]}" for i in range(61)))
+    still = ("model.dropout=0", "objective={kind: classification, dropout: 0}", "training.epochs=null")
+    work.learn_table(work.recipe, table, *still)
+    process = start(work, [*TORCHRUN, "predict", str(work.run()), "table.csv", "-o", "out.csv"])
+    assert process.wait() == 0, output(work)
+    with (work.folder / "out.csv").open(newline="", encoding="utf-8") as file:
+        answers = [list(row.values())[2:] for row in csv.DictReader(file)]
+    alone = [cells for _, cells in predict_table_lazily(load_run(str(work.run())), str(table)).rows]
+    assert [row[0] for row in answers] == [cells[0] for cells in alone]
+    for row, cells in zip(answers, alone, strict=True):
+        assert [float(p) for p in row[1:]] == pytest.approx([float(str(p)) for p in cells[1:]], abs=1e-5)
 
 
 LONG = ("training.steps=100000", "evaluation.every=7", "checkpoint.every=5")
