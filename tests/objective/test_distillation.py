@@ -40,7 +40,7 @@ def a_batch(n: int = 3, T: int = 6) -> Batch:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_of_tokens(name: str) -> None:
+def test_distillation_from_tokens_equals_loops(name: str) -> None:
     own, small, large = PAIRS[name]
     student, teacher = tiny.model(1, **small), tiny.model(2, vocab_size=V + 3, **large)
     batch = a_batch()
@@ -65,7 +65,7 @@ def test_of_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["class", "multi", "number"])
-def test_of_labels(task: str) -> None:
+def test_distillation_from_labels_equals_loops(task: str) -> None:
     names = () if task == "number" else ("a", "b", "c")
     spec = Classification.model_validate(
         {"kind": "classification", "task": task, "labels": names, "dropout": 0.0, "center": 1.0, "scale": 2.0}
