@@ -11,6 +11,7 @@ that no test finds is a gap, or the program it makes is equivalent; scripts/muta
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import accumulate, count
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ PATIENCE = 120.0
 MEMORY = 32 * 2**30
 """Bytes of addresses that the tests of a mutant may take, which may ask for any number."""
 LISTS = yaml.safe_load((ROOT / "scripts" / "mutants.yaml").read_text(encoding="utf-8"))
-MODIFIED = count(int(time.time()))
+MODIFIED = itertools.count(int(time.time()))
 """Times of modification, each another second: Python knows by them which compiled file is of another source."""
 
 
@@ -131,12 +132,8 @@ def list_changes(node: Any) -> Iterator[tuple[Any, str]]:
             yield node, repr(value + 1)
             yield node, f"({value - 1!r})"
         case ast.Call(func, [first, second, *others], keywords):
-            is_symmetric = ast.unparse(func) in ("min", "max")
-            if (
-                not is_symmetric
-                and ast.Starred not in (type(first), type(second))
-                and ast.dump(first) != ast.dump(second)
-            ):
+            is_same = ast.unparse(func) in ("min", "max") or ast.dump(first) == ast.dump(second)
+            if not is_same and ast.Starred not in (type(first), type(second)):
                 yield node, ast.unparse(ast.Call(func, [second, first, *others], keywords))
 
 
@@ -218,6 +215,7 @@ def try_mutant(mutant: Mutant, tests: list[str], copy: Path, usual: float) -> tu
 
 
 def write_source(path: Path, source: bytes) -> None:
+    """Write a file of Python, so that what was compiled of it before is not used."""
     path.write_bytes(source)
     modified = next(MODIFIED)
     os.utime(path, (modified, modified))
