@@ -105,7 +105,15 @@ class Topics(Printed):
     """For each topic what it says, under its name."""
 
     def byte_pair_encoding(self) -> None:
+        """Three forms of a word begin with the same two pieces; and what 600 and 2,400 entries cost."""
+        forms = self.pieces()[12:21]
+        tokens, costs = self.all("tokens"), self.rows("transformer decoder", slice(2))
+        (small, per_token), (large, per_longer_token) = costs
         assert {" morning", " miller"} & {*self.pieces()} == {" morning"}
+        assert forms == [" o", "pen", "ed", " o", "pen", "s", " o", "pen", "ing"]
+        assert large - small == 2 * 128 * (2400 - 600) > large * 0.3
+        assert per_token < 0.85 * per_longer_token
+        assert tokens[0] * per_token > 1.2 * tokens[1] * per_longer_token
 
     def wordpiece(self) -> None:
         assert {"rainy", "mill", "##er"} <= set(self.pieces())
