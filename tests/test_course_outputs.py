@@ -143,7 +143,10 @@ class Topics(Printed):
         assert one + 0.05 < much < little - 0.05
 
     def skip_gram(self) -> None:
+        """Neighbours are of one kind, and the loss begins where vectors of zeros have it."""
         words = self.nearest()
+        assert self.all('"step": 1, "loss":') == [pytest.approx(6 * math.log(2), abs=0.01)]
+        assert self.all(r"\nloss")[0] < 3
         assert set(words[:5] + words[10:]) <= {*TRADES.split()}
         assert all(word[0].isupper() for word in words[5:10])
 
@@ -153,7 +156,9 @@ class Topics(Printed):
 
     def averages_of_word_vectors(self) -> None:
         linear, deep, reviews = self.accuracies
+        (relu, spread), (tanh, other) = (self.table("model.activation")[name][:2] for name in ("relu", "tanh"))
         assert linear <= 0.75 < 0.95 < deep
+        assert abs(relu - tanh) < spread + other
         assert abs(reviews - Printed("Linear classifiers").accuracies[0]) < 0.1
 
     def word_vectors_as_a_beginning(self) -> None:
