@@ -165,7 +165,15 @@ class Topics(Printed):
         assert self.accuracies[0] > 0.9 > 0.5 > self.accuracies[1]
 
     def the_elman_network(self) -> None:
+        """It beats bigrams; and after "One rainy" "morning" is the likeliest."""
+        likeliest = {cells[0]: cells[1:] for line in self.lines if len(cells := re.split(" {2,}", line)) == 6}
         assert self.beats_its_baseline()
+        assert [*likeliest] == ["''", "'One rainy'", "'One rainy morning, a'"]
+        for found in likeliest.values():
+            shares = [float(cell.rpartition(" ")[2]) for cell in found]
+            assert falls(shares, by=-0.001)
+            assert sum(shares) <= 1
+        assert likeliest["'One rainy'"][0].startswith("' morning' ")
 
     def gru_and_lstm(self) -> None:
         """A fifth of the Elman network's loss at most, also a deviation away; and twice as many right answers."""
@@ -177,15 +185,21 @@ class Topics(Printed):
     def forgetting(self) -> None:
         """Thirty steps back a hundredth of the gradient is left in the states, and over a tenth in the cells.
 
-        It falls by less in each ten steps, and in all of them.
+        It falls in each ten steps. Two starts of the Elman network come together, those of the LSTM to a part.
         """
-        first, *_, last = rows = self.rows(r" +(?:0|10|20|30)  '", slice(-3, None))
-        elman, lstm = self.all("λ =")
-        factors = [after[0] / before[0] for before, after in pairwise(rows)]
-        assert rises([*factors, 0.5])
-        assert last[0] < first[0] / 100
-        assert last[2] > first[2] / 10
-        assert elman < 0.9 < lstm
+        parts = re.split(r"^(?:back|step) .*\n", self.text, flags=re.MULTILINE)[1:]
+        found = [[re.findall(r"\d\.\d+e[+-]\d+", line) for line in part.splitlines()] for part in parts]
+        gradients, elman, lstm = ([[*map(float, line)] for line in lines if line] for lines in found)
+        forgetful, lasting = self.all("λ =")
+        assert len(gradients) == len(elman) == len(lstm) == 4
+        assert all(after[0] < before[0] / 2 for before, after in pairwise(gradients))
+        assert gradients[3][0] < gradients[0][0] / 100
+        assert gradients[3][2] > gradients[0][2] / 10
+        assert forgetful < 0.9 < lasting
+        assert elman[3][0] < elman[0][0] / 10
+        assert lstm[1][0] < 0.7 * lstm[0][0]
+        assert lstm[3][0] > max(lstm[0][0] / 10, lstm[1][0] / 2)
+        assert min(row[2] for row in elman[1:] + lstm[1:]) > 1
 
     def gradient_clipping(self) -> None:
         assert self.all('clipped-null.*"valid_loss":')[-1] > 2 * 7.6
