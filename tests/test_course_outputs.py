@@ -206,13 +206,19 @@ class Topics(Printed):
         assert max(self.all('-1.0.*"valid_loss":')) < 7.6
 
     def a_memory_that_grows(self) -> None:
+        """Choices have no derivative and the softmax that of the formula; and which memory helps."""
+        soft_slopes, one_hot, multi_hot, formula = self.rows(r"dc/de|a \(", slice(-4, None))
         rows = self.table("model.attention")
-        (none, spread), (average, apart), (hard, unsure), (soft, near) = (
+        (none, spread), (average, apart), (hard, unsure), (two, other), (soft, near) = (
             next(figures[:2] for name, figures in rows.items() if kind in name)
-            for kind in ("null", "mean", "hard", "soft")
+            for kind in ("null", "mean", "hard", "multi-hot", "soft")
         )
-        assert soft + near + apart < average < none - spread - apart
-        assert abs(hard - average) < unsure > max(spread, apart, near)
+        assert one_hot == multi_hot == [0] * 4
+        assert min(soft_slopes) > 0.05
+        assert soft_slopes == pytest.approx(formula, abs=2e-4)
+        assert soft + near + apart < average < none + spread + apart
+        assert abs(hard - soft) < unsure + near
+        assert abs(two - soft) < other + near
         assert self.all("exact")[0] > 0.9
 
     def attention_scores(self) -> None:
