@@ -231,14 +231,19 @@ class Topics(Printed):
         assert max(means) - min(means) < max(deviations)
 
     def encoder_and_decoder(self) -> None:
-        three, six, *longer = self.all("exact")
+        three, six, *longer = self.all("exact")[:4]
+        of_wider = self.all("exact")[4:]
         assert three > 0.9 > 0.5 > six
         assert max(longer) < 0.02
+        assert min(of_wider[:2]) > 0.8
+        assert of_wider[3] < 0.5
         assert set(self.all("bleu")) == {0}
 
     def attention_to_the_source(self) -> None:
         exact = self.all("exact")
+        without, attending = self.all("table:.*?bleu")[8:]
         weights = self.rows(r" *\d+ [a-z] ", slice(1, None))
+        assert attending > without + 4
         assert min(exact[:3] + exact[4:7]) > 0.95
         assert min(exact[3], exact[7]) > 0.75
         assert Printed("Encoder and decoder").all("exact")[3] < 0.01
@@ -268,7 +273,8 @@ class Topics(Printed):
             assert worse < right
             assert narrower < 0.5 * gap
         assert rises([gap for *_, gap in rows[:3]], by=0.05)
-        for ours, forced in zip(self.all("exact"), Printed("Encoder and decoder").all("exact"), strict=True):
+        assert rows[3][0] > rows[7][0] + 0.1
+        for ours, forced in zip(self.all("exact"), Printed("Encoder and decoder").all("exact")[:4], strict=True):
             assert ours < forced or forced < 0.02
 
     def self_attention_in_several_heads(self) -> None:
