@@ -105,7 +105,15 @@ class Topics(Printed):
     """For each topic what it says, under its name."""
 
     def byte_pair_encoding(self) -> None:
+        """Three forms of a word begin with the same two pieces; and what 600 and 2,400 entries cost."""
+        forms = self.pieces()[12:21]
+        tokens, costs = self.all("tokens"), self.rows("transformer decoder", slice(2))
+        (small, per_token), (large, per_longer_token) = costs
         assert {" morning", " miller"} & {*self.pieces()} == {" morning"}
+        assert forms == [" o", "pen", "ed", " o", "pen", "s", " o", "pen", "ing"]
+        assert large - small == 2 * 128 * (2400 - 600) > large * 0.3
+        assert per_token < 0.85 * per_longer_token
+        assert tokens[0] * per_token > 1.2 * tokens[1] * per_longer_token
 
     def wordpiece(self) -> None:
         assert {"rainy", "mill", "##er"} <= set(self.pieces())
@@ -135,7 +143,10 @@ class Topics(Printed):
         assert one + 0.05 < much < little - 0.05
 
     def skip_gram(self) -> None:
+        """Neighbours are of one kind, and the loss begins where vectors of zeros have it."""
         words = self.nearest()
+        assert self.all('"step": 1, "loss":') == [pytest.approx(6 * math.log(2), abs=0.01)]
+        assert self.all(r"\nloss")[0] < 3
         assert set(words[:5] + words[10:]) <= {*TRADES.split()}
         assert all(word[0].isupper() for word in words[5:10])
 
@@ -145,14 +156,24 @@ class Topics(Printed):
 
     def averages_of_word_vectors(self) -> None:
         linear, deep, reviews = self.accuracies
+        (relu, spread), (tanh, other) = (self.table("model.activation")[name][:2] for name in ("relu", "tanh"))
         assert linear <= 0.75 < 0.95 < deep
+        assert abs(relu - tanh) < spread + other
         assert abs(reviews - Printed("Linear classifiers").accuracies[0]) < 0.1
 
     def word_vectors_as_a_beginning(self) -> None:
         assert self.accuracies[0] > 0.9 > 0.5 > self.accuracies[1]
 
     def the_elman_network(self) -> None:
+        """It beats bigrams; and after "One rainy" "morning" is the likeliest."""
+        likeliest = {cells[0]: cells[1:] for line in self.lines if len(cells := re.split(" {2,}", line)) == 6}
         assert self.beats_its_baseline()
+        assert [*likeliest] == ["''", "'One rainy'", "'One rainy morning, a'"]
+        for found in likeliest.values():
+            shares = [float(cell.rpartition(" ")[2]) for cell in found]
+            assert falls(shares, by=-0.001)
+            assert sum(shares) <= 1
+        assert likeliest["'One rainy'"][0].startswith("' morning' ")
 
     def gru_and_lstm(self) -> None:
         """A fifth of the Elman network's loss at most, also a deviation away; and twice as many right answers."""
@@ -164,28 +185,40 @@ class Topics(Printed):
     def forgetting(self) -> None:
         """Thirty steps back a hundredth of the gradient is left in the states, and over a tenth in the cells.
 
-        It falls by less in each ten steps, and in all of them.
+        It falls in each ten steps. Two starts of the Elman network come together, those of the LSTM to a part.
         """
-        first, *_, last = rows = self.rows(r" +(?:0|10|20|30)  '", slice(-3, None))
-        elman, lstm = self.all("λ =")
-        factors = [after[0] / before[0] for before, after in pairwise(rows)]
-        assert rises([*factors, 0.5])
-        assert last[0] < first[0] / 100
-        assert last[2] > first[2] / 10
-        assert elman < 0.9 < lstm
+        parts = re.split(r"^(?:back|step) .*\n", self.text, flags=re.MULTILINE)[1:]
+        found = [[re.findall(r"\d\.\d+e[+-]\d+", line) for line in part.splitlines()] for part in parts]
+        gradients, elman, lstm = ([[*map(float, line)] for line in lines if line] for lines in found)
+        forgetful, lasting = self.all("λ =")
+        assert len(gradients) == len(elman) == len(lstm) == 4
+        assert all(after[0] < before[0] / 2 for before, after in pairwise(gradients))
+        assert gradients[3][0] < gradients[0][0] / 100
+        assert gradients[3][2] > gradients[0][2] / 10
+        assert forgetful < 0.9 < lasting
+        assert elman[3][0] < elman[0][0] / 10
+        assert lstm[1][0] < 0.7 * lstm[0][0]
+        assert lstm[3][0] > max(lstm[0][0] / 10, lstm[1][0] / 2)
+        assert min(row[2] for row in elman[1:] + lstm[1:]) > 1
 
     def gradient_clipping(self) -> None:
         assert self.all('clipped-null.*"valid_loss":')[-1] > 2 * 7.6
         assert max(self.all('-1.0.*"valid_loss":')) < 7.6
 
     def a_memory_that_grows(self) -> None:
+        """Choices have no derivative and the softmax that of the formula; and which memory helps."""
+        soft_slopes, one_hot, multi_hot, formula = self.rows(r"dc/de|a \(", slice(-4, None))
         rows = self.table("model.attention")
-        (none, spread), (average, apart), (hard, unsure), (soft, near) = (
+        (none, spread), (average, apart), (hard, unsure), (two, other), (soft, near) = (
             next(figures[:2] for name, figures in rows.items() if kind in name)
-            for kind in ("null", "mean", "hard", "soft")
+            for kind in ("null", "mean", "hard", "multi-hot", "soft")
         )
-        assert soft + near + apart < average < none - spread - apart
-        assert abs(hard - average) < unsure > max(spread, apart, near)
+        assert one_hot == multi_hot == [0] * 4
+        assert min(soft_slopes) > 0.05
+        assert soft_slopes == pytest.approx(formula, abs=2e-4)
+        assert soft + near + apart < average < none + spread + apart
+        assert abs(hard - soft) < unsure + near
+        assert abs(two - soft) < other + near
         assert self.all("exact")[0] > 0.9
 
     def attention_scores(self) -> None:
@@ -198,14 +231,19 @@ class Topics(Printed):
         assert max(means) - min(means) < max(deviations)
 
     def encoder_and_decoder(self) -> None:
-        three, six, *longer = self.all("exact")
+        three, six, *longer = self.all("exact")[:4]
+        of_wider = self.all("exact")[4:]
         assert three > 0.9 > 0.5 > six
         assert max(longer) < 0.02
+        assert min(of_wider[:2]) > 0.8
+        assert of_wider[3] < 0.5
         assert set(self.all("bleu")) == {0}
 
     def attention_to_the_source(self) -> None:
         exact = self.all("exact")
+        without, attending = self.all("table:.*?bleu")[8:]
         weights = self.rows(r" *\d+ [a-z] ", slice(1, None))
+        assert attending > without + 4
         assert min(exact[:3] + exact[4:7]) > 0.95
         assert min(exact[3], exact[7]) > 0.75
         assert Printed("Encoder and decoder").all("exact")[3] < 0.01
@@ -235,7 +273,8 @@ class Topics(Printed):
             assert worse < right
             assert narrower < 0.5 * gap
         assert rises([gap for *_, gap in rows[:3]], by=0.05)
-        for ours, forced in zip(self.all("exact"), Printed("Encoder and decoder").all("exact"), strict=True):
+        assert rows[3][0] > rows[7][0] + 0.1
+        for ours, forced in zip(self.all("exact"), Printed("Encoder and decoder").all("exact")[:4], strict=True):
             assert ours < forced or forced < 0.02
 
     def self_attention_in_several_heads(self) -> None:
