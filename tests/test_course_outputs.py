@@ -469,7 +469,7 @@ class Topics(Printed):
         deviations = self.all(r"3 runs: accuracy \S+ ±")
         assert ours - deviations[0] > max(scratch, words) + max(deviations[1:])
         assert ours > max(scratch, words) + 0.1
-        assert ours > max(self.counted) > min(self.counted) > max(scratch, words)
+        assert ours > max(self.counted) >= min(self.counted) > max(scratch, words)
         assert abs(ours - self.all("vectors of the encoder")[0] / 100) < 0.1
 
     def classification_by_a_decoder(self) -> None:
@@ -535,10 +535,11 @@ class Topics(Printed):
         assert rises(self.all('replaced-found":')[::3], by=0.3)
 
     def the_tasks_of_glue(self) -> None:
-        *tasks, whole = self.rows("(?:cola|match|stars|mean) ")
-        assert len(tasks) == 3
-        assert min(map(min, tasks)) > 20
-        assert [mean(scores) for scores in zip(*tasks, strict=True)] == pytest.approx(whole, abs=0.1)
+        *tasks, (whole,) = self.rows("(?:cola|match|stars|mean) ")
+        scores = [score for (score,) in tasks]
+        assert len(scores) == 3
+        assert min(scores) > 20
+        assert mean(scores) == pytest.approx(whole, abs=0.1)
 
     def tags_and_answers(self) -> None:
         assert self.all(r"test: 400 rows +f1")[0] > 0.98
@@ -558,8 +559,9 @@ class Topics(Printed):
         assert abs(merged - apart) < 0.01
 
     def asking_without_training(self) -> None:
-        scored, calibrated = min(zip(*self.rows("as scored|calibrated", slice(-3, None)), strict=True))
+        (scored, *_), (calibrated, *_, by_bytes) = self.rows("as scored|calibrated", slice(-3, None))
         assert scored < 60 < 85 < calibrated
+        assert by_bytes < calibrated
 
     def greedy_decoding(self) -> None:
         good, weak, sampled = (line for line in self.lines if line.startswith("One rainy morning"))
@@ -615,7 +617,10 @@ class Topics(Printed):
         assert abs(mix - last) <= 0.015
 
     def pictures_of_attention(self) -> None:
-        assert all(90 < sum(row[1:]) <= 103 for row in self.rows(r" *\d+ \S"))
+        rows = self.rows(r" *\d+ \S")
+        near = [at - max(range(len(row) - 1), key=row[1:].__getitem__) <= 4 for at, row in enumerate(rows)]
+        assert all(90 < sum(row[1:]) <= 103 for row in rows)
+        assert sum(near) > 0.7 * len(rows)
 
 
 @pytest.mark.parametrize("topic", TOPICS)
