@@ -21,7 +21,7 @@ docs/teaching.md adds up:
     <!-- output: last 2 -->             the last two lines
     <!-- output: lines ^loss|^bits -->   the lines in which the pattern is found
     <!-- picture: course-NAME 0 of page.html: WHAT IT SHOWS -->
-        docs/pictures/course-NAME.svg: the first picture of a page that a command wrote
+        docs/pictures/course-NAME.svg: the first picture of a page that a command wrote, of a chart the narrow one
     <!-- picture: course-NAME cross of attention.json: WHAT IT SHOWS -->
         the same of `lmtool attention --json`: the weights of the last layer, as the mean of its heads; of
         another layer and of one head as self/0/1, counted from 0
@@ -218,7 +218,7 @@ class Course:
         """A picture of a page, or the heat map of attention that was written as JSON."""
         text = (self.folder / file).read_text(encoding="utf-8")
         if file.endswith(".html"):
-            return re.findall(r'<svg class="picture(?! narrow).*?</svg>', text, re.DOTALL)[int(part)]
+            return re.findall(r'<svg class="picture(?! wide).*?</svg>', text, re.DOTALL)[int(part)]
         wanted, *chosen = part.split("/")
         (kind,) = [kind for kind in json.loads(text)["attention"] if kind["kind"] == wanted]
         layer, *head = map(int, chosen or [-1])
