@@ -79,7 +79,7 @@ def _render_beam_tree(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
         p = exp(node.total - (0.0 if node.parent is None else tree[node.parent].total))
         title = f"{piece!r}, p {p:.4f}, log-probability {node.total:.4f}{score}"
         shown = piece if len(piece) <= MAX_SHOWN_PIECE_CHARACTERS else f"{piece[: MAX_SHOWN_PIECE_CHARACTERS - 1]}…"
-        below = f"{p:.2f}" if node.score is None else f"{p:.2f}, score {node.score:.3f}"
+        below = f"{p:.2f}" if node.score is None else f"score {node.score:.3f}"  # both would reach into the next step
         place = {"x": x, "y": y, "piece": shown, "below": below, "title": title}
         nodes.append(place | {"returned": i in best, "ended": node.finish})
         if node.parent is not None:
@@ -96,7 +96,7 @@ def _render_beam_tree(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
     columns = ["hypothesis", "continues", "step", "token", "p", "log-probability", "score", "ended by", "returned as"]
     caption = (
         "Hypotheses that were kept, step by step, each token with its probability after those before it; those of the "
-        "texts returned are coloured, ended ones are bold, with the score that they are ranked by."
+        "texts returned are coloured. Ended ones are bold, with the score that they are ranked by in its place."
     )
     return figure(picture, caption, table(columns, rows))
 
