@@ -383,9 +383,9 @@ class Topics(Printed):
         assert one == [max(n, i + 1) for i in range(len(one))]
         assert encoder == [n] * n
         assert across == [n] * len(decoder)
-        decoder, prefix, two = (self.all(f"shape={shape}:") for shape in ("decoder", "prefix", "encoder-decoder"))
+        alone, prefix, two = (self.all(f"shape={shape}:") for shape in ("decoder", "prefix", "encoder-decoder"))
         assert len(two) == 3
-        for of_decoder, of_prefix, of_two in zip(decoder, prefix, two, strict=True):
+        for of_decoder, of_prefix, of_two in zip(alone, prefix, two, strict=True):
             assert of_two + 0.03 < min(of_decoder, of_prefix)
             assert abs(of_decoder - of_prefix) < 0.05
 
