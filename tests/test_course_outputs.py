@@ -393,9 +393,11 @@ class Topics(Printed):
         kinds, rates = self.best("optimizer"), self.best("optimizer.lr")
         best = min(rates, key=rates.__getitem__)
         steps, text = (self.best("training.batch_size", i) for i in (0, 1))
-        assert rises(list(kinds.values()), by=0.1)
-        settings = [[*json.loads(kind).values()] for kind in kinds]
-        assert settings == [["muon", 0.04], ["adamw", 0.01], ["sgd", 0.3, 0.9], ["sgd", 0.3], ["sgd", 1], ["sgd", 3]]
+        found = {tuple(json.loads(kind).values()): loss for kind, loss in kinds.items()}
+        assert rises(
+            [found[kind] for kind in (("muon", 0.04), ("adamw", 0.01), ("sgd", 0.3, 0.9), ("sgd", 0.3))], by=0.1
+        )
+        assert min(found["sgd", 1], found["sgd", 3] - 1) > found["sgd", 0.3] - 0.3
         assert best in ("0.001", "0.01", "0.1")
         assert min(rates["0.0001"], rates["1"]) > rates[best] + 0.5
         assert falls([steps[n] for n in ("1", "4", "16")], by=0.1)
