@@ -62,12 +62,18 @@ def where(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 REQUESTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "completion": (
         "/v1/completions",
-        {"prompt": ["Who", "saw"], "n": 2, "max_tokens": 3, "logprobs": 3, "echo": True},
+        {"prompt": ["Who", "saw"], "n": 2, "max_tokens": 3, "logprobs": 3, "echo": True, "seed": 1},
         {"encode", "display_token", "request_key", "encode_json_list"},
     ),
     "chat": (
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 3, "logprobs": True, "top_logprobs": 3},
+        {
+            "messages": [{"role": "user", "content": "Who?"}],
+            "max_tokens": 3,
+            "logprobs": True,
+            "top_logprobs": 3,
+            "seed": 1,  # whose first token is not the end
+        },
         {"display_token", "request_key", "encode_json_list"},
     ),
     "form": (
